@@ -1,0 +1,1 @@
+"""mosaic-tasks: workflows of LLM agents on Celery and Redis."""

@@ -1,0 +1,1 @@
+"""How work and data travel: queues, ledger, chord join, payloads, embedded server."""

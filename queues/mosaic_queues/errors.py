@@ -1,0 +1,182 @@
+"""Every error that a user of mosaic-tasks can meet, as one tree.
+
+MosaicError
+ ├── ConfigurationError        a setting, a version or a server option is unusable
+ ├── ServerError               the Redis-compatible server cannot serve us
+ │    ├── ServerUnavailable    it does not answer
+ │    └── ServerStartError     the embedded one could not be started
+ ├── LedgerError               the ledger refused a transition
+ │    ├── UnknownRun           no such run (never opened, or past its retention)
+ │    ├── StaleClaim           the claim was lost: expired, re-issued, cancelled or already recorded
+ │    └── IllegalTransition    the state does not allow it; carries the history
+ ├── PayloadError              a value cannot be stored or read back
+ │    ├── NotSerializable      the value has no msgpack form
+ │    ├── PayloadTooLarge      larger than the configured cap
+ │    └── PayloadCorrupt       the checksum does not match, or the bytes are gone
+ ├── DefinitionError           a workflow is wrong; names file, line, node and field
+ ├── InputError                the inputs given to a run do not fit the workflow
+ ├── NoWorker                  nobody serves a queue that a run waits for
+ ├── RunFailed                 a run ended without a result; names node, call and cause
+ ├── RunCancelled              a run was cancelled
+ ├── WaitTimeout               the caller stopped waiting; the run goes on
+ └── CallError                 one call of a node failed
+      ├── ToolError            the tool raised
+      ├── CallTimeout          it ran longer than its node's timeout
+      ├── CallLost             the processes that ran it died, again and again
+      └── EngineError          an inference engine could not answer
+           ├── EngineOverloaded   429, 503 or a full queue: try again later
+           ├── EngineRefused      fatal: bad key, unknown model, bad request
+           ├── ContextTooLong     the prompt does not fit the model
+           └── OutputInvalid      the answer does not fit the node's output schema
+"""
+
+from __future__ import annotations
+
+
+class MosaicError(Exception):
+    """Base of all errors of this project. `str(error)` is one readable sentence."""
+
+
+class ConfigurationError(MosaicError):
+    """A setting, a version or a server option is unusable."""
+
+
+class ServerError(MosaicError):
+    """The Redis-compatible server cannot serve us."""
+
+
+class ServerUnavailable(ServerError):
+    """The server does not answer."""
+
+
+class ServerStartError(ServerError):
+    """The embedded server could not be started."""
+
+
+class LedgerError(MosaicError):
+    """The ledger refused a transition."""
+
+
+class UnknownRun(LedgerError):
+    """No such run: never opened, or past its retention."""
+
+
+class StaleClaim(LedgerError):
+    """The claim was lost: expired, re-issued, cancelled or already recorded."""
+
+
+class IllegalTransition(LedgerError):
+    """The state does not allow the transition.
+
+    Attributes:
+        history: the transitions that led here, oldest first.
+    """
+
+    def __init__(self, message: str, *, history: list[str] | None = None) -> None:
+        self.history = history or []
+        super().__init__(message if not self.history else f"{message}; history: {' -> '.join(self.history)}")
+
+
+class PayloadError(MosaicError):
+    """A value cannot be stored or read back."""
+
+
+class NotSerializable(PayloadError):
+    """The value has no msgpack form."""
+
+
+class PayloadTooLarge(PayloadError):
+    """The value is larger than the configured cap."""
+
+
+class PayloadCorrupt(PayloadError):
+    """The checksum does not match, or the bytes are gone."""
+
+
+class DefinitionError(MosaicError):
+    """A workflow is wrong.
+
+    Attributes:
+        problems: one readable line each, `file:line: node 'x', field 'y': what is wrong; what to do`.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class InputError(MosaicError):
+    """The inputs given to a run do not fit the workflow."""
+
+
+class NoWorker(MosaicError):
+    """Nobody serves a queue that a run waits for. The run stays queued."""
+
+    def __init__(self, queues: list[str], *, run_id: str) -> None:
+        self.queues = queues
+        self.run_id = run_id
+        names = ", ".join(repr(queue) for queue in queues)
+        super().__init__(
+            f"no worker serves the queue{'s' if len(queues) > 1 else ''} {names}, so run {run_id} waits; "
+            f"start one with: mosaic worker --queues {','.join(queues)}"
+        )
+
+
+class RunFailed(MosaicError):
+    """A run ended without a result; the message names node, call and cause."""
+
+
+class RunCancelled(MosaicError):
+    """A run was cancelled."""
+
+
+class WaitTimeout(MosaicError):
+    """The caller stopped waiting; the run goes on."""
+
+
+class CallError(MosaicError):
+    """One call of a node failed.
+
+    Attributes:
+        retryable: whether another attempt may succeed.
+    """
+
+    retryable = True
+
+
+class ToolError(CallError):
+    """The tool raised."""
+
+
+class CallTimeout(CallError):
+    """The call ran longer than its node's timeout."""
+
+
+class CallLost(CallError):
+    """The processes that ran the call died, again and again."""
+
+    retryable = False
+
+
+class EngineError(CallError):
+    """An inference engine could not answer."""
+
+
+class EngineOverloaded(EngineError):
+    """429, 503 or a full queue: try again later."""
+
+
+class EngineRefused(EngineError):
+    """Fatal: bad key, unknown model, bad request."""
+
+    retryable = False
+
+
+class ContextTooLong(EngineError):
+    """The prompt does not fit the model."""
+
+    retryable = False
+
+
+class OutputInvalid(EngineError):
+    """The answer does not fit the node's output schema, also after one repair."""

@@ -1,0 +1,1 @@
+"""Where work runs: GPU classes and the queues that serve them."""
