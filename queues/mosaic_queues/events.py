@@ -1,0 +1,114 @@
+"""Reads a run's event stream: one entry a transition, each a list of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import msgspec
+from redis import Redis
+
+from mosaic_queues.keys import Keys
+
+EventKind = Literal[
+    "opened",
+    "ready",
+    "claimed",
+    "done",
+    "skipped",
+    "expanded",
+    "retry",
+    "failed",
+    "released",
+    "lost",
+    "closed",
+]
+
+
+class Event(NamedTuple):
+    """One thing that happened to a run.
+
+    Attributes:
+        id: position in the stream, `entry/index`; give it as `after` to read on from here.
+        at_ms: server time.
+        calls: the calls it happened to, empty for the run itself.
+        holder: the process, where one acted.
+        detail: queue of `ready`; error of `retry` and `failed`; item count of `expanded`; status of `closed`;
+            workflow name of `opened`.
+        pause_ms: of `retry`.
+    """
+
+    id: str
+    at_ms: int
+    kind: EventKind
+    calls: tuple[str, ...] = ()
+    holder: str = ""
+    detail: str = ""
+    pause_ms: int = 0
+
+
+def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> list[Event]:
+    """All events after the one with the id `after`."""
+    entry, index = _position(after)
+    found = cast(
+        "list[tuple[bytes, dict[bytes, bytes]]]",
+        client.xrange(keys.run(run_id)[3], min=entry if index >= 0 else f"({entry}"),
+    )
+    return [event for event in _events(found) if _is_after(event, entry, index)]
+
+
+def follow_events(
+    client: Redis, keys: Keys, run_id: str, *, after: str = "0", block_ms: int = 1000
+) -> Iterator[Event | None]:
+    """Events as they happen, to the run's end. Yields None after each `block_ms` of silence; the caller may stop."""
+    entry, index = _position(after)
+    if index >= 0:
+        yield from read_events(client, keys, run_id, after=after)
+    stream = keys.run(run_id)[3]
+    while True:
+        answer = cast("list[tuple[bytes, Any]] | None", client.xread({stream: entry}, block=block_ms))
+        if not answer:
+            yield None
+            continue
+        for event in _events(answer[0][1]):
+            yield event
+            if event.kind == "closed":
+                return
+            entry = event.id.partition("/")[0]
+
+
+def _position(event_id: str) -> tuple[str, int]:
+    entry, _, index = event_id.partition("/")
+    return entry, int(index) if index else -1
+
+
+def _is_after(event: Event, entry: str, index: int) -> bool:
+    own, own_index = _position(event.id)
+    return own != entry or own_index > index
+
+
+def _events(entries: Any) -> Iterator[Event]:
+    for entry_id, fields in entries:
+        entry = entry_id.decode()
+        at_ms = int(entry.partition("-")[0])
+        for index, raw in enumerate(msgspec.msgpack.decode(fields[b"e"])):
+            yield _event(f"{entry}/{index}", at_ms, raw)
+
+
+def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
+    kind = raw[0]
+    match kind:
+        case "opened":
+            return Event(event_id, at_ms, kind, detail=raw[2])
+        case "ready":
+            return Event(event_id, at_ms, kind, tuple(raw[1]), detail=raw[2])
+        case "expanded":
+            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[3], detail=str(int(raw[2])))
+        case "retry":
+            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[4], detail=raw[2], pause_ms=int(raw[3]))
+        case "failed":
+            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[3], detail=raw[2])
+        case "closed":
+            return Event(event_id, at_ms, kind, detail=f"{raw[1]}: {raw[2]}" if raw[2] else raw[1])
+        case _:
+            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=raw[2])

@@ -1,0 +1,33 @@
+"""Names of the keys in the server."""
+
+from __future__ import annotations
+
+
+class Keys:
+    """Key names under one namespace. A run's keys share the hash tag `{run_id}`, so one slot holds them all."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.runs = f"{namespace}:runs"
+        """Sorted set of the runs that are not over, by time of opening (ms)."""
+        self.holders = f"{namespace}:holders"
+        """Sorted set of live processes, by expiry (ms)."""
+        self.sweeper = f"{namespace}:sweeper"
+        """The lock of the process that sweeps."""
+
+    def run(self, run_id: str) -> tuple[str, str, str, str, str]:
+        """The keys of a run in the order of the scripts: run, calls, out, events, blobs."""
+        prefix = f"{self.namespace}:{{{run_id}}}:"
+        return prefix + "run", prefix + "calls", prefix + "out", prefix + "events", prefix + "blobs"
+
+    def plan(self, plan_hash: str) -> str:
+        """The plan with this content hash."""
+        return f"{self.namespace}:plan:{plan_hash}"
+
+    def holder(self, name: str) -> str:
+        """What a live process says of itself; expires with it."""
+        return f"{self.namespace}:holder:{name}"
+
+    def once(self, key: str) -> str:
+        """The run that an idempotency key stands for."""
+        return f"{self.namespace}:once:{key}"

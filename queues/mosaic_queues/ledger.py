@@ -1,0 +1,317 @@
+"""The ledger: every transition of a run, as one typed class over the Lua scripts.
+
+Each method is one atomic step on the server. A step that carries a claim's fencing token applies once; with a
+stale token it changes nothing. What became ready is returned to the caller, who publishes it; until somebody claims
+such a call it stands in the outbox (state ready), where the sweeper finds it if the caller died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import msgspec
+from redis import Redis
+
+from mosaic_queues.errors import UnknownRun
+from mosaic_queues.keys import Keys
+from mosaic_queues.scripts import Script
+
+RunStatus = Literal["running", "done", "failed", "cancelled"]
+CallState = Literal["ready", "delayed", "claimed"]
+DoneKind = Literal["done", "skipped"]
+Group = tuple[str, Sequence[str]]
+"""A queue and the calls that wait for it."""
+
+_CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed"}
+
+
+class Claim(NamedTuple):
+    """A call that this process holds. `fence` is the fencing token; `failures` and `losses` count earlier attempts."""
+
+    call: str
+    fence: int
+    failures: int
+    losses: int
+
+
+class Done(NamedTuple):
+    """A finished call: its envelope and the names of the joins that it raises."""
+
+    call: str
+    fence: int
+    envelope: bytes
+    kind: DoneKind
+    joins: Sequence[str]
+
+
+class JoinStep(NamedTuple):
+    """What a raised join releases when its counter reaches `size`; `members` None ends the run."""
+
+    name: str
+    size: int
+    members: Sequence[Group] | None
+
+
+class Advance(NamedTuple):
+    """Answer to a transition: refused calls, calls now held by this process, and calls to publish."""
+
+    stale: list[str]
+    claimed: list[Claim]
+    ready: list[Group]
+    closed: bool
+
+
+class LiveCall(NamedTuple):
+    """A call that is not finished. `at_ms` is when it became ready, when it is due, or when it was ready before its claim."""
+
+    call: str
+    state: CallState
+    fence: int
+    failures: int
+    losses: int
+    queue: str
+    at_ms: int
+    holder: str
+
+
+class RunRecord(NamedTuple):
+    """What the ledger keeps of a run as a whole."""
+
+    run_id: str
+    status: RunStatus
+    plan: str
+    name: str
+    created_ms: int
+    ended_ms: int | None
+    error: str
+
+
+class Ledger:
+    """All transitions and reads of runs in one server.
+
+    Args:
+        client: a connection with `decode_responses=False`.
+        namespace: prefix of all keys.
+    """
+
+    def __init__(self, client: Redis, *, namespace: str = "mosaic") -> None:
+        self.client = client
+        self.keys = Keys(namespace)
+
+    # -- transitions -------------------------------------------------------------------------------------------
+
+    def open_run(
+        self,
+        run_id: str,
+        *,
+        plan: str,
+        name: str,
+        inputs: bytes,
+        roots: Sequence[Group],
+        retention_s: float,
+        max_run_s: float,
+    ) -> bool:
+        """Opens a run and makes its roots ready. False when it was already open."""
+        argument = {
+            "plan": plan,
+            "name": name,
+            "inputs": inputs,
+            "roots": roots,
+            "retention_ms": int(retention_s * 1000),
+            "max_run_ms": int(max_run_s * 1000),
+        }
+        return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument))
+
+    def advance(
+        self,
+        run_id: str,
+        *,
+        holder: str,
+        done: Sequence[Done] = (),
+        joins: Sequence[JoinStep] = (),
+        claim: Sequence[str] = (),
+        keep: int = 0,
+        serves: Sequence[str] = (),
+    ) -> Advance:
+        """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls."""
+        argument = {
+            "holder": holder,
+            "done": done,
+            "joins": joins,
+            "claim": claim,
+            "keep": keep,
+            "serves": serves,
+        }
+        return _advance(_ADVANCE(self.client, self.keys.run(run_id), argument))
+
+    def expand(
+        self,
+        run_id: str,
+        claim: Claim,
+        *,
+        holder: str,
+        join: str,
+        items: Sequence[Group],
+        size: int,
+        close: Group,
+        keep: int = 0,
+        serves: Sequence[str] = (),
+    ) -> Advance:
+        """Turns the opening call of a fan-out into its item calls; `close` is ready when all of them are done."""
+        argument = {
+            "holder": holder,
+            "id": claim.call,
+            "fence": claim.fence,
+            "join": join,
+            "size": size,
+            "items": items,
+            "close": [close],
+            "keep": keep,
+            "serves": serves,
+        }
+        return _advance(_EXPAND(self.client, self.keys.run(run_id), argument))
+
+    def fail(self, run_id: str, claim: Claim, *, holder: str, error: str, retry_s: float | None) -> bool:
+        """Schedules another attempt in `retry_s` seconds, or with None fails the run. False: the claim is stale."""
+        argument = {
+            "holder": holder,
+            "id": claim.call,
+            "fence": claim.fence,
+            "error": error,
+            "retry_ms": False if retry_s is None else int(retry_s * 1000),
+        }
+        return bool(_FAIL(self.client, self.keys.run(run_id), argument))
+
+    def hand_back(self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str) -> list[Group]:
+        """Puts claims (call, fence) of this process back; returns the calls to publish."""
+        return self._reopen(run_id, claims, kind="released", loss=0, holder=holder)
+
+    def take_back(self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str) -> list[Group]:
+        """Puts claims (call, fence) of the dead process `holder` back; returns the calls to publish."""
+        return self._reopen(run_id, claims, kind="lost", loss=1, holder=holder)
+
+    def _reopen(
+        self, run_id: str, claims: Iterable[tuple[str, int]], *, kind: str, loss: int, holder: str
+    ) -> list[Group]:
+        argument = {"calls": list(claims), "kind": kind, "loss": loss, "holder": holder}
+        return _groups(_REOPEN(self.client, self.keys.run(run_id), argument))
+
+    def wake(self, run_id: str, calls: Sequence[str], *, now_ms: int) -> list[Group]:
+        """Makes due calls ready and restarts the clock of calls whose message is lost; returns what to publish."""
+        return _groups(_WAKE(self.client, self.keys.run(run_id), {"calls": calls, "now_ms": now_ms}))
+
+    def end_run(self, run_id: str, status: Literal["failed", "cancelled"], error: str) -> bool:
+        """Ends a run from outside. False when it is unknown or already over."""
+        return bool(_END_RUN(self.client, self.keys.run(run_id), {"status": status, "error": error}))
+
+    # -- plans and the index of runs ---------------------------------------------------------------------------
+
+    def store_plan(self, plan_hash: str, data: bytes, *, keep_s: float) -> None:
+        """Stores an encoded plan under its content hash; storing it again prolongs its life."""
+        self.client.set(self.keys.plan(plan_hash), data, px=int(keep_s * 1000))
+
+    def prolong_plans(self, plan_hashes: Iterable[str], *, keep_s: float) -> None:
+        """Keeps plans alive that unfinished runs use."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for plan_hash in plan_hashes:
+                pipe.pexpire(self.keys.plan(plan_hash), int(keep_s * 1000))
+            pipe.execute()
+
+    def load_plan(self, plan_hash: str) -> bytes:
+        """The encoded plan.
+
+        Raises:
+            UnknownRun: no run of the last days used it.
+        """
+        data = cast("bytes | None", self.client.get(self.keys.plan(plan_hash)))
+        if data is None:
+            raise UnknownRun(f"no plan {plan_hash!r}: the run that used it is past its retention")
+        return data
+
+    def list_run(self, run_id: str, *, now_ms: int) -> None:
+        """Enters a run into the index of unfinished runs, before it is opened."""
+        self.client.zadd(self.keys.runs, {run_id: now_ms})
+
+    def listed_runs(self) -> list[tuple[str, int]]:
+        """The unfinished runs, oldest first: (run id, time of entry in ms)."""
+        found = cast("list[tuple[bytes, float]]", self.client.zrange(self.keys.runs, 0, -1, withscores=True))
+        return [(run_id.decode(), int(score)) for run_id, score in found]
+
+    def unlist_runs(self, run_ids: Sequence[str]) -> None:
+        """Takes runs that are over out of the index."""
+        if run_ids:
+            self.client.zrem(self.keys.runs, *run_ids)
+
+    def run_for_key(self, key: str, run_id: str, *, keep_s: float) -> str:
+        """The run that the idempotency key stands for; `run_id` itself when the key is new."""
+        name = self.keys.once(key)
+        if self.client.set(name, run_id, nx=True, px=int(keep_s * 1000)):
+            return run_id
+        found = cast("bytes | None", self.client.get(name))
+        return found.decode() if found else run_id
+
+    # -- reads -------------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> RunRecord:
+        """The run as a whole.
+
+        Raises:
+            UnknownRun: never opened, or past its retention.
+        """
+        names = ("status", "plan", "name", "created_ms", "ended_ms", "error")
+        values = cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[0], names))
+        if values[0] is None:
+            raise UnknownRun(f"no run {run_id!r}: it was never opened here, or it is past its retention")
+        status, plan, name, created, ended, error = (value.decode() if value else "" for value in values)
+        return RunRecord(
+            run_id, cast(RunStatus, status), plan, name, int(created), int(ended) if ended else None, error
+        )
+
+    def statuses(self, run_ids: Sequence[str]) -> list[RunStatus | None]:
+        """The status of each run, None where it is unknown; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hget(self.keys.run(run_id)[0], "status")
+            return [cast(RunStatus, raw.decode()) if raw else None for raw in pipe.execute()]
+
+    def live_calls(self, run_id: str) -> list[LiveCall]:
+        """The calls that are ready, delayed or claimed."""
+        found = cast("Mapping[bytes, bytes]", self.client.hgetall(self.keys.run(run_id)[1]))
+        return [_live(call.decode(), raw) for call, raw in found.items()]
+
+    def live_calls_of(self, run_ids: Sequence[str]) -> list[list[LiveCall]]:
+        """`live_calls` of several runs in one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hgetall(self.keys.run(run_id)[1])
+            return [[_live(call.decode(), raw) for call, raw in found.items()] for found in pipe.execute()]
+
+    def outputs(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
+        """The envelopes of finished calls; `in` stands for the run's inputs."""
+        if not calls:
+            return []
+        return cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[2], list(calls)))
+
+
+def _advance(answer: Any) -> Advance:
+    stale, claimed, ready, closed = answer
+    return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed)
+
+
+def _groups(answer: Any) -> list[Group]:
+    return [(queue, calls) for queue, calls in answer]
+
+
+def _live(call: str, raw: bytes) -> LiveCall:
+    state, fence, failures, losses, queue, at_ms, holder = msgspec.msgpack.decode(raw)
+    return LiveCall(call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms), holder)
+
+
+_OPEN_RUN = Script("open_run")
+_ADVANCE = Script("advance")
+_EXPAND = Script("expand")
+_FAIL = Script("fail")
+_REOPEN = Script("reopen")
+_WAKE = Script("wake")
+_END_RUN = Script("end_run")

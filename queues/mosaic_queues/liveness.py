@@ -1,0 +1,149 @@
+"""Says that this process is alive, and reads which others are.
+
+A claim is alive while its holder's key is. Each process that may hold claims has one *incarnation*, a name that no
+other process, earlier or later, has; a daemon thread renews its key. Whoever comes back after the key expired is
+fenced: its claims were re-issued under new tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+import structlog
+from redis import Redis
+from redis.exceptions import RedisError
+
+from mosaic_queues.keys import Keys
+
+log = structlog.get_logger(__name__)
+
+
+class Process(msgspec.Struct, frozen=True):
+    """What a live process says of itself.
+
+    Attributes:
+        name: the incarnation.
+        queues: the queues it consumes; empty for a child that only executes.
+        slots: how many messages it runs at once.
+        started_ms: wall clock of its start.
+    """
+
+    name: str
+    host: str
+    pid: int
+    started_ms: int
+    queues: tuple[str, ...] = ()
+    slots: int = 0
+
+
+def incarnation(host: str | None = None) -> str:
+    """A name for this process that is never used again: host, pid, start time and nonce."""
+    started = int(time.time()) % 0xFFFFFF
+    return f"{host or socket.gethostname()}/{os.getpid()}/{started:x}{secrets.token_hex(3)}"
+
+
+class Liveness:
+    """Renews this process's key from a daemon thread until `stop`.
+
+    Args:
+        expiry_s: a process silent for so long is dead; the key is renewed four times in that time.
+        on_beat: called after each renewal, in the thread.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: Keys,
+        *,
+        expiry_s: float,
+        queues: Sequence[str] = (),
+        slots: int = 0,
+        on_beat: Callable[[], None] | None = None,
+    ) -> None:
+        self._client, self._keys, self._expiry_s = client, keys, expiry_s
+        self._on_beat = on_beat
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.process = Process(
+            name=incarnation(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=int(time.time() * 1000),
+            queues=tuple(queues),
+            slots=slots,
+        )
+
+    @property
+    def name(self) -> str:
+        """The current incarnation."""
+        return self.process.name
+
+    def start(self) -> None:
+        """Renews once, so that claims may follow, and starts the thread."""
+        self.renew()
+        self._thread = threading.Thread(target=self._beat, name="mosaic-liveness", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops the thread and says goodbye: what is still claimed is re-issued at once."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        try:
+            self._forget(self.name)
+        except RedisError as error:
+            log.warning(
+                "goodbye failed, the key expires by itself", event_name="liveness.goodbye", error=str(error)
+            )
+
+    def renew(self) -> None:
+        """Prolongs this process's key."""
+        expiry_ms = int(self._expiry_s * 1000)
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.set(self._keys.holder(self.name), msgspec.json.encode(self.process), px=expiry_ms)
+            pipe.zadd(self._keys.holders, {self.name: int(time.time() * 1000) + expiry_ms})
+            pipe.execute()
+
+    def reincarnate(self) -> None:
+        """Takes a new name after a transition whose answer was lost: whatever it claimed for the old one is re-issued."""
+        old = self.name
+        self.process = msgspec.structs.replace(self.process, name=incarnation(self.process.host))
+        self.renew()
+        self._forget(old)
+
+    def _forget(self, name: str) -> None:
+        self._client.delete(self._keys.holder(name))
+        self._client.zrem(self._keys.holders, name)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(self._expiry_s / 4):
+            try:
+                self.renew()
+                if self._on_beat is not None:
+                    self._on_beat()
+            except RedisError as error:
+                log.warning("cannot renew", event_name="liveness.renew", error=str(error))
+
+
+def live_processes(client: Redis, keys: Keys) -> list[Process]:
+    """The processes whose key has not expired."""
+    names = cast("list[bytes]", client.zrange(keys.holders, 0, -1))
+    if not names:
+        return []
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.get(keys.holder(name.decode()))
+        found = pipe.execute()
+    return [msgspec.json.decode(raw, type=Process) for raw in found if raw]
+
+
+def forget_dead(client: Redis, keys: Keys, *, before_ms: int) -> None:
+    """Drops names whose key expired long ago from the index."""
+    client.zremrangebyscore(keys.holders, "-inf", before_ms)

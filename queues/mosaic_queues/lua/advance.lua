@@ -1,0 +1,71 @@
+-- Records finished calls, releases what they made ready, and claims calls for the same process.
+-- arg: holder
+--      done    {{id, fence, envelope, kind, {joins}}}   kind: the event to record, done or skipped
+--      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
+--      claim   {ids}   calls of the message to claim now
+--      keep, serves   how many newly ready calls to claim, on which queues
+-- Returns {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool}.
+local events, stale, counts = {}, {}, {}
+local ids, marks = {}, {}
+for i, item in ipairs(arg.done) do ids[i] = item[1] end
+local found = #ids > 0 and states(ids) or {}
+local gone, outputs = {}, {}
+for i, item in ipairs(arg.done) do
+  local id, fence, envelope, kind, joins = unpack(item)
+  local call = found[i]
+  if call and call[STATE] == CLAIMED and call[FENCE] == fence then
+    gone[#gone + 1] = id
+    outputs[#outputs + 1] = id
+    outputs[#outputs + 1] = envelope
+    if not marks[kind] then
+      marks[kind] = {}
+      events[#events + 1] = {kind, marks[kind], arg.holder}
+    end
+    table.insert(marks[kind], id)
+    for _, join in ipairs(joins) do counts[join] = (counts[join] or 0) + 1 end
+  else
+    stale[#stale + 1] = id
+  end
+end
+in_slices('HSET', OUT, outputs)
+in_slices('HDEL', CALLS, gone)
+
+local groups, ends = {}, false
+for _, join in ipairs(arg.joins) do
+  local name, size, members = join[1], join[2], join[3]
+  local count = counts[name]
+  if count then
+    local total = count
+    if size ~= count then total = redis.call('HINCRBY', RUN, 'j:' .. name, count) end
+    if total == size then
+      if members then
+        for _, group in ipairs(members) do groups[#groups + 1] = group end
+      else
+        ends = true
+      end
+    end
+  end
+end
+if ends then
+  close_run('done', '', events)
+  return cmsgpack.pack({stale, {}, {}, true})
+end
+
+local wanted, writes, taken = arg.claim, {}, {}
+local claimed = {}
+if #wanted > 0 then
+  for i, call in ipairs(states(wanted)) do
+    if call and (call[STATE] == READY or call[STATE] == DELAYED) then
+      call[STATE], call[FENCE], call[HOLDER] = CLAIMED, call[FENCE] + 1, arg.holder
+      claimed[#claimed + 1] = {wanted[i], call[FENCE], call[FAILURES], call[LOSSES]}
+      taken[#taken + 1] = wanted[i]
+      writes[#writes + 1] = wanted[i]
+      writes[#writes + 1] = cmsgpack.pack(call)
+    end
+  end
+  if #taken > 0 then events[#events + 1] = {'claimed', taken, arg.holder} end
+  in_slices('HSET', CALLS, writes)
+end
+local kept, ready = release(groups, events)
+for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
+return cmsgpack.pack({stale, claimed, ready, false})

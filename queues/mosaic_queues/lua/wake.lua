@@ -1,0 +1,22 @@
+-- Puts calls that wait for a retry, or whose message was lost, back at the head of the outbox's clock.
+-- arg: calls {ids}, now_ms
+-- Returns msgpack {{queue, {ids}}} of the calls to publish.
+local queues, order, writes = {}, {}, {}
+local found = states(arg.calls)
+for i, id in ipairs(arg.calls) do
+  local call = found[i]
+  if call and call[STATE] ~= CLAIMED and call[AT] <= arg.now_ms then
+    call[STATE], call[AT] = READY, arg.now_ms
+    writes[#writes + 1] = id
+    writes[#writes + 1] = cmsgpack.pack(call)
+    if not queues[call[QUEUE]] then
+      queues[call[QUEUE]] = {}
+      order[#order + 1] = call[QUEUE]
+    end
+    table.insert(queues[call[QUEUE]], id)
+  end
+end
+in_slices('HSET', CALLS, writes)
+local ready = {}
+for _, queue in ipairs(order) do ready[#ready + 1] = {queue, queues[queue]} end
+return cmsgpack.pack(ready)

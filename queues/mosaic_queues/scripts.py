@@ -1,0 +1,36 @@
+"""Loads the Lua transitions and runs them, by hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import msgspec
+from redis import Redis
+from redis.exceptions import NoScriptError
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def _source(name: str) -> str:
+    return resources.files("mosaic_queues").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+class Script:
+    """One transition: `common.lua` followed by its own file. Takes one msgpack map, answers msgpack or an integer."""
+
+    def __init__(self, name: str) -> None:
+        self.text = f"{_source('common')}\n{_source(name)}"
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, client: Redis, keys: Sequence[str], argument: dict[str, Any]) -> Any:
+        """Runs the script on the keys of a run; decodes a msgpack answer."""
+        packed = _encode(argument)
+        try:
+            answer: Any = client.evalsha(self.sha, len(keys), *keys, packed)
+        except NoScriptError:
+            answer = client.eval(self.text, len(keys), *keys, packed)
+        return _decode(answer) if isinstance(answer, bytes) else answer
