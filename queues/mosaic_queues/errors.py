@@ -21,6 +21,7 @@ MosaicError
  ├── WaitTimeout               the caller stopped waiting; the run goes on
  └── CallError                 one call of a node failed
       ├── ToolError            the tool raised
+      ├── BindingError         an argument, a condition or a prompt cannot be formed from the data
       ├── CallTimeout          it ran longer than its node's timeout
       ├── CallLost             the processes that ran it died, again and again
       └── EngineError          an inference engine could not answer
@@ -146,6 +147,12 @@ class CallError(MosaicError):
 
 class ToolError(CallError):
     """The tool raised."""
+
+
+class BindingError(CallError):
+    """An argument, a condition or a prompt cannot be formed from the data at hand."""
+
+    retryable = False
 
 
 class CallTimeout(CallError):

@@ -6,6 +6,7 @@ twice costs time, never a result.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ class Outbox:
             exchange="",
             routing_key=queue,
             serializer="json",
-            headers=message.headers,
+            headers={**message.headers, "sent_at": time.time()},
             retry=True,
             retry_policy={"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0},
             **message.properties,

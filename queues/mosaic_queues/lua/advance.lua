@@ -15,7 +15,7 @@ for i, item in ipairs(arg.done) do
   local call = found[i]
   if call and call[STATE] == CLAIMED and call[FENCE] == fence then
     gone[#gone + 1] = id
-    outputs[#outputs + 1] = id
+    outputs[#outputs + 1] = string.match(id, '^(%d+)%.c$') or id   -- a close writes its node's output
     outputs[#outputs + 1] = envelope
     if not marks[kind] then
       marks[kind] = {}

@@ -1,0 +1,92 @@
+"""Who is who: the same person under several emails and spellings of a name."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+
+from weekly_report.records import Identity
+
+_SHARED_EMAILS = re.compile(
+    r"^$|^(root|none|nobody|noreply|no-reply|unknown|you)@|@localhost$|^[^@]*$|@\(none\)$"
+)
+_SHARED_NAMES = {
+    "",
+    "root",
+    "unknown",
+    "user",
+    "admin",
+    "(no name)",
+    "no name",
+    "your name",
+    "ubuntu",
+    "nobody",
+}
+_BOTS = re.compile(r"\[bot\]|^(dependabot|renovate|github[- ]actions?)\b|-bot$", re.IGNORECASE)
+
+
+class Identities:
+    """Merges identities that share an email or a name. Git has applied the mailmap before.
+
+    Names and emails that many use (`root`, `noreply@...`) join nobody.
+    """
+
+    def __init__(self, identities: Iterable[Identity]) -> None:
+        self._parent: dict[str, str] = {}
+        self._names: dict[str, Counter[str]] = {}
+        self._emails: dict[str, set[str]] = {}
+        seen = list(identities)
+        for identity in seen:
+            first, *others = _keys(identity)
+            for other in others:
+                self._parent[self._root(other)] = self._root(first)
+        for identity in seen:
+            root = self._root(_keys(identity)[0])
+            self._names.setdefault(root, Counter())[identity["name"]] += 1
+            self._emails.setdefault(root, set()).add(identity["email"])
+
+    def who(self, identity: Identity) -> str:
+        """An opaque token, equal for the identities of one person; new people get a new one."""
+        return next((self._root(key) for key in _keys(identity) if key in self._parent), _keys(identity)[0])
+
+    def name(self, who: str) -> str:
+        """The name that the person uses most."""
+        names = self._names.get(who)
+        return min(names, key=lambda name: (-names[name], name)) if names else who.partition(":")[2]
+
+    def emails(self, who: str) -> list[str]:
+        """All emails of the person, sorted."""
+        return sorted(email for email in self._emails.get(who, ()) if email)
+
+    def _root(self, key: str) -> str:
+        while (parent := self._parent.setdefault(key, key)) != key:
+            self._parent[key] = self._parent[parent] if parent in self._parent else parent
+            key = parent
+        return key
+
+
+def is_bot(name: str) -> bool:
+    """Whether the name is a program's."""
+    return bool(_BOTS.search(name))
+
+
+def _keys(identity: Identity) -> list[str]:
+    """What identifies a person: email, login, name; at least one."""
+    email, name = identity["email"].casefold(), _plain(identity["name"])
+    keys = []
+    if not _SHARED_EMAILS.search(email):
+        login = re.fullmatch(r"(?:\d+\+)?([^@]+)@users\.noreply\.github\.com", email)
+        keys.append(f"login:{login[1]}" if login else f"email:{email}")
+    if name not in _SHARED_NAMES:
+        keys.append(f"name:{name}")
+        if not email and re.fullmatch(r"[a-z\d-]+(\[bot\])?", name):
+            keys.append(f"login:{name}")
+    return keys or [f"pair:{name} <{email}>"]
+
+
+def _plain(name: str) -> str:
+    """The name without case, accents and surplus space."""
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    return " ".join("".join(sign for sign in decomposed if not unicodedata.combining(sign)).split())

@@ -1,0 +1,228 @@
+"""Finds what needs a look: reverts, hot-fixes, repeated fixes, files of many hands, reopened, late, blocked tickets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from weekly_report.identities import Identities
+from weekly_report.paths import is_generated, is_shared
+from weekly_report.records import (
+    Commit,
+    History,
+    Identity,
+    Problem,
+    ProblemKind,
+    Problems,
+    Severity,
+    Ticket,
+    Tickets,
+)
+from weekly_report.words import code, count, date_of, day, listed, quoted, sentence
+
+SOON_S = 2 * 86_400
+MANY = 3
+LONG_OVERDUE_DAYS = 7
+
+_ORDER = {"high": 0, "medium": 1, "low": 2}
+_HOTFIX = re.compile(
+    r"\bhot-?\s?fix(es|ed)?\b|\b(urgent|emergency)\b.{0,20}\bfix|\bfix\b.{0,20}\b(production|prod|outage)\b",
+    re.IGNORECASE,
+)
+_FIX = re.compile(r"^([\w-]+(\([^)]*\))?!?: *)?((bug|hot)-?)?fix(e[sd]|ing)?\b|\bregression\b", re.IGNORECASE)
+
+
+def problems(history: History, tickets: Tickets) -> Problems:
+    """All problems of the period, most severe first, each with its evidence."""
+    commits = history["items"]
+    identities = Identities(_everybody(commits))
+    found = [
+        *_reverts(commits, identities),
+        *_reopened(tickets["items"]),
+        *_overdue(tickets["items"], history["until"]),
+        *_blocked(tickets["items"]),
+        *_hotfixes(commits, identities),
+        *_repeated_fixes(commits, identities),
+        *_many_hands(commits, identities),
+    ]
+    return Problems(items=sorted(found, key=lambda problem: _ORDER[problem["severity"]]))
+
+
+def is_fix(commit: Commit) -> bool:
+    """Whether the commit says that it mends something."""
+    return not commit["merge"] and not commit["reverts"] and bool(_FIX.search(commit["subject"]))
+
+
+def _everybody(commits: Iterable[Commit]) -> Iterator[Identity]:
+    for commit in commits:
+        yield commit["author"]
+        yield from commit["co_authors"]
+
+
+def _reverts(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
+    for commit in commits:
+        for reverted in commit["reverts"]:
+            original = _find(commits, reverted)
+            undone = _is_reverted(commit, commits)
+            yield Problem(
+                kind="revert",
+                severity="low" if undone else "medium",
+                title=f"{quoted(_reverted_subject(commit, original))} was reverted",
+                detail=_revert_detail(commit, original, undone=undone),
+                evidence=[commit["hash"], original["hash"] if original else reverted],
+                people=_names([commit, *([original] if original else [])], identities),
+            )
+
+
+def _find(commits: Iterable[Commit], start: str) -> Commit | None:
+    return next((commit for commit in commits if commit["hash"].startswith(start)), None)
+
+
+def _is_reverted(commit: Commit, commits: Iterable[Commit]) -> bool:
+    return any(commit["hash"].startswith(start) for other in commits for start in other["reverts"])
+
+
+def _reverted_subject(commit: Commit, original: Commit | None) -> str:
+    if original:
+        return original["subject"]
+    quotation = re.search(r'"(.+)"', commit["subject"])
+    return quotation[1] if quotation else commit["subject"]
+
+
+def _revert_detail(commit: Commit, original: Commit | None, *, undone: bool) -> str:
+    if original is None:
+        since = "it was made before this period"
+    else:
+        days = (date_of(commit["date"]) - date_of(original["date"])).days
+        since = f"{count(days, 'day')} after it was made" if days else "on the day it was made"
+    return sentence(
+        f"taken back on {day(commit['date'])}, {since}" + (", and restored later" if undone else "")
+    )
+
+
+def _reopened(tickets: Iterable[Ticket]) -> Iterator[Problem]:
+    for ticket in tickets:
+        if ticket["reopened"]:
+            done = ticket["state"] == "done"
+            detail = "done again by now" if done else f"it is open again{_with(ticket)}"
+            yield _about(ticket, "reopened", "low" if done else "high", "was reopened", detail)
+
+
+def _overdue(tickets: Iterable[Ticket], now: str) -> Iterator[Problem]:
+    for ticket in tickets:
+        if ticket["due"] is None or ticket["state"] == "done":
+            continue
+        late = (date_of(now) - date_of(ticket["due"])).days
+        if late > 0:
+            severity: Severity = "high" if late > LONG_OVERDUE_DAYS or ticket["rank"] < 2 else "medium"
+            detail = f"it was due on {day(ticket['due'])}, {count(late, 'day')} before the end of this period{_with(ticket)}"
+            yield _about(ticket, "overdue", severity, "is overdue", detail)
+
+
+def _blocked(tickets: Iterable[Ticket]) -> Iterator[Problem]:
+    for ticket in tickets:
+        if ticket["state"] == "blocked":
+            by = (
+                f"it waits for {listed(ticket['blocked_by'])}"
+                if ticket["blocked_by"]
+                else "its status says so"
+            )
+            severity: Severity = "high" if ticket["rank"] < 2 else "medium"
+            yield _about(ticket, "blocked", severity, "is blocked", by + _with(ticket))
+
+
+def _with(ticket: Ticket) -> str:
+    return f"; {ticket['assignee']} has it" if ticket["assignee"] else "; nobody has it"
+
+
+def _about(ticket: Ticket, kind: ProblemKind, severity: Severity, what: str, detail: str) -> Problem:
+    return Problem(
+        kind=kind,
+        severity=severity,
+        title=f"{ticket['key']} {quoted(ticket['title'])} {what}",
+        detail=sentence(detail),
+        evidence=[ticket["key"], *ticket["blocked_by"]] if kind == "blocked" else [ticket["key"]],
+        people=[ticket["assignee"]] if ticket["assignee"] else [],
+    )
+
+
+def _hotfixes(commits: Iterable[Commit], identities: Identities) -> Iterator[Problem]:
+    for commit in commits:
+        if _HOTFIX.search(commit["subject"]) and not commit["reverts"]:
+            what = "a merged branch is called so" if commit["merge"] else "its message says so"
+            yield Problem(
+                kind="hotfix",
+                severity="medium",
+                title=f"{quoted(commit['subject'])} was a hot-fix",
+                detail=sentence(f"made on {day(commit['date'])}; {what}"),
+                evidence=[commit["hash"]],
+                people=_names([commit], identities),
+            )
+
+
+def _repeated_fixes(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
+    """Files that were fixed again within two days of a fix: the first fix may not have been enough."""
+    fixes: dict[str, list[Commit]] = {}
+    for commit in filter(is_fix, reversed(commits)):
+        for path in _own_files(commit):
+            fixes.setdefault(path, []).append(commit)
+    same: dict[tuple[str, ...], list[str]] = {}
+    for path, found in fixes.items():
+        if run := _run(found):
+            same.setdefault(tuple(commit["hash"] for commit in run), []).append(path)
+    for hashes, paths in same.items():
+        run = [commit for commit in reversed(commits) if commit["hash"] in hashes]
+        yield _repeated(run, paths, identities)
+
+
+def _run(fixes: list[Commit]) -> list[Commit]:
+    """The fixes, oldest first, that came within two days of another."""
+    pairs = [(a, b) for a, b in pairwise(fixes) if b["timestamp"] - a["timestamp"] <= SOON_S]
+    return list({commit["hash"]: commit for pair in pairs for commit in pair}.values())
+
+
+def _repeated(run: list[Commit], paths: list[str], identities: Identities) -> Problem:
+    were = "was" if len(paths) == 1 else "were"
+    return Problem(
+        kind="repeated_fix",
+        severity="high" if len(run) > 3 else "medium",
+        title=f"{listed([code(path) for path in paths], limit=3, rest='more files')} {were} fixed {len(run)} times",
+        detail=sentence(
+            f"the fixes are {listed([quoted(commit['subject'], 70) for commit in run], limit=4)}"
+        ),
+        evidence=[*(commit["hash"] for commit in run), *paths],
+        people=_names(run, identities),
+    )
+
+
+def _many_hands(commits: Iterable[Commit], identities: Identities) -> Iterator[Problem]:
+    """Files that several people changed: worth a word between them."""
+    hands: dict[str, dict[str, Commit]] = {}
+    changes: dict[str, int] = {}
+    for commit in commits:
+        for path in _own_files(commit):
+            changes[path] = changes.get(path, 0) + 1
+            for who in (commit["author"], *commit["co_authors"]):
+                hands.setdefault(path, {}).setdefault(identities.who(who), commit)
+    many = [path for path, people in hands.items() if len(people) >= MANY]
+    for path in sorted(many, key=lambda path: (-len(hands[path]), -changes[path], path)):
+        names = sorted(identities.name(who) for who in hands[path])
+        yield Problem(
+            kind="many_hands",
+            severity="medium" if len(names) > 2 * MANY else "low",
+            title=f"{code(path)} was changed by {count(len(names), 'person', 'people')}",
+            detail=sentence(f"{listed(names, limit=6)} changed it in {count(changes[path], 'commit')}"),
+            evidence=[path, *sorted({commit["hash"] for commit in hands[path].values()})],
+            people=names,
+        )
+
+
+def _own_files(commit: Commit) -> list[str]:
+    """The files that say something about the code: none that a program writes or that all write to."""
+    paths = (change["path"] for change in commit["files"])
+    return [path for path in paths if not is_generated(path) and not is_shared(path)]
+
+
+def _names(commits: Iterable[Commit], identities: Identities) -> list[str]:
+    return list(dict.fromkeys(identities.name(identities.who(commit["author"])) for commit in commits))

@@ -1,0 +1,229 @@
+"""The values that the tools pass to each other: dictionaries of strings, numbers, lists and booleans.
+
+Dates are ISO 8601 strings, with or without a time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+FileStatus = Literal["added", "changed", "removed", "renamed", "copied"]
+TicketState = Literal["open", "in_progress", "blocked", "done"]
+TicketSource = Literal["none", "empty", "jira", "github", "csv"]
+Severity = Literal["high", "medium", "low"]
+ProblemKind = Literal["revert", "reopened", "hotfix", "repeated_fix", "many_hands", "overdue", "blocked"]
+
+
+class Identity(TypedDict):
+    """A name and an email, as git or a ticket gives them."""
+
+    name: str
+    email: str
+
+
+class FileChange(TypedDict):
+    """What a commit did to a file. `old_path` is set for renames and copies; a binary file has no lines."""
+
+    path: str
+    old_path: str | None
+    status: FileStatus
+    insertions: int
+    deletions: int
+    binary: bool
+
+
+class Commit(TypedDict):
+    """A commit. A merge has no files and no lines of its own, so that nothing counts twice.
+
+    `boundary` marks the oldest commit of a shallow clone: what it changed is not known.
+    `file_count` is the true number; `files` may be cut.
+    """
+
+    hash: str
+    author: Identity
+    co_authors: list[Identity]
+    date: str
+    authored: str
+    timestamp: int
+    subject: str
+    message: str
+    merge: bool
+    root: bool
+    boundary: bool
+    reverts: list[str]
+    files: list[FileChange]
+    file_count: int
+    insertions: int
+    deletions: int
+
+
+class History(TypedDict):
+    """The commits of the period, newest first, and what a reader must know about them."""
+
+    repository: str
+    branch: str | None
+    since: str
+    until: str
+    items: list[Commit]
+    latest: str | None
+    shallow: bool
+    truncated: bool
+    notes: list[str]
+
+
+class Ticket(TypedDict):
+    """A ticket. `rank` is the priority as a number: 0 is the most urgent, 2 the normal one, 4 the least."""
+
+    key: str
+    title: str
+    status: str
+    state: TicketState
+    assignee: str
+    assignee_email: str
+    priority: str
+    rank: int
+    due: str | None
+    labels: list[str]
+    created: str | None
+    updated: str | None
+    closed: str | None
+    reopened: bool
+    blocked_by: list[str]
+
+
+class Tickets(TypedDict):
+    """The tickets of an export."""
+
+    source: TicketSource
+    items: list[Ticket]
+    notes: list[str]
+
+
+class Mention(TypedDict):
+    """A commit names a ticket; `closes` when it says that the ticket is done."""
+
+    hash: str
+    closes: bool
+
+
+class Share(TypedDict):
+    """How much of somebody's work went into a module."""
+
+    module: str
+    commits: int
+    lines: int
+
+
+class Person(TypedDict):
+    """What somebody did. `hashes` are the commits written or co-written, merges left out, largest first."""
+
+    name: str
+    emails: list[str]
+    bot: bool
+    commits: int
+    co_authored: int
+    merges: int
+    insertions: int
+    deletions: int
+    files: int
+    modules: list[Share]
+    hashes: list[str]
+    partners: list[str]
+    tickets_named: list[str]
+    tickets_closed: list[str]
+    tickets_open: list[str]
+
+
+class People(TypedDict):
+    """Everybody who committed or closed a ticket, most commits first."""
+
+    items: list[Person]
+
+
+class Module(TypedDict):
+    """What happened in a part of the repository."""
+
+    name: str
+    commits: int
+    people: list[str]
+    files: int
+    insertions: int
+    deletions: int
+
+
+class Modules(TypedDict):
+    """The parts of the repository that changed, most changed lines first."""
+
+    items: list[Module]
+
+
+class Problem(TypedDict):
+    """Something that needs a look, as a sentence. `evidence` holds hashes, ticket keys and paths."""
+
+    kind: ProblemKind
+    severity: Severity
+    title: str
+    detail: str
+    evidence: list[str]
+    people: list[str]
+
+
+class Problems(TypedDict):
+    """All problems, most severe first."""
+
+    items: list[Problem]
+
+
+class Step(TypedDict):
+    """A ticket for next week and why."""
+
+    key: str
+    title: str
+    assignee: str
+    reasons: list[str]
+    commits: list[str]
+
+
+class Plan(TypedDict):
+    """Next week: tickets in order, work that this week left over, and how many tickets wait."""
+
+    steps: list[Step]
+    follow_ups: list[str]
+    waiting: int
+    open: int
+
+
+class Brief(TypedDict):
+    """What a writer needs to know about a person: sentences, most important first."""
+
+    name: str
+    facts: list[str]
+
+
+class Briefs(TypedDict):
+    """What the writers need to know."""
+
+    overview: list[str]
+    highlights: list[str]
+    people: list[Brief]
+
+
+class Figure(TypedDict):
+    """A key figure."""
+
+    label: str
+    value: str
+
+
+class Report(TypedDict):
+    """The report, written twice, with its key figures."""
+
+    title: str
+    period: str
+    markdown: str
+    html: str
+    figures: list[Figure]
+    problems: int
+    people: list[str]

@@ -1,0 +1,212 @@
+"""One question to an agent: prompts rendered, an engine asked, the answer checked against its schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
+from mosaic_tasks.engines.protocol import Completion, Engine, EngineRequest, Message, Usage, complete
+from mosaic_tasks.engines.registry import engine_for, model_name
+from mosaic_tasks.engines.schema import mismatch
+from mosaic_tasks.plan import AgentPlan
+from mosaic_tasks.templates import render
+
+_FENCED = re.compile(r"```[\w-]*\s*\n(.*?)```", re.DOTALL)
+_OPENS = re.compile(r"[{\[]")
+_MAX_OPENS = 200
+_SHOWN = 120
+
+
+class AgentAnswer(msgspec.Struct, frozen=True):
+    """What an agent answered.
+
+    Attributes:
+        value: the text, or the JSON value where the agent has an output schema.
+        usage: of all attempts together.
+        model: as `engine:name`.
+        repaired: the first answer did not fit the schema, the second did.
+    """
+
+    value: Any
+    usage: Usage
+    model: str
+    repaired: bool = False
+
+
+class _Clock:
+    """The time that is left."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._started = asyncio.get_running_loop().time()
+
+    def left_s(self) -> float | None:
+        """Seconds, or None for no end.
+
+        Raises:
+            CallTimeout: no time is left.
+        """
+        if self._timeout_s is None:
+            return None
+        left = self._started + self._timeout_s - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise CallTimeout(f"the agent had no valid answer within {self._timeout_s:g} s")
+        return left
+
+
+async def run_agent(
+    agent: AgentPlan,
+    names: Mapping[str, Any],
+    *,
+    engine: Engine | None = None,
+    on_delta: Callable[[str], None] | None = None,
+    timeout_s: float | None = None,
+) -> AgentAnswer:
+    """Asks `agent` once, and once more where the answer does not fit its schema.
+
+    Args:
+        agent: prompts, schema and sampling.
+        names: what the templates may read.
+        engine: default: the one that the agent's model names.
+        on_delta: sees the pieces of the first answer as they come; a repair is not shown to it.
+        timeout_s: for the whole, repair included.
+
+    Raises:
+        EngineError: no answer, or an empty one; see its kinds for what may be tried again.
+        OutputInvalid: the answer does not fit the schema, also after one repair, or was cut off.
+        CallTimeout: `timeout_s` passed.
+    """
+    model = model_name(agent.model) if engine is None else None
+    asked = engine or engine_for(agent.model)
+    label = str(model) if model else _label(asked, agent)
+    clock = _Clock(timeout_s)
+    request = _request(agent, names, model=model.name if model else _bare(agent.model))
+    first = await _ask(asked, request, clock, on_delta)
+    if agent.output_schema is None:
+        return AgentAnswer(first.text, first.usage, label)
+    value, wrong = parse_answer(first.text, agent.output_schema)
+    if wrong is None:
+        return AgentAnswer(value, first.usage, label)
+    second = await _ask(asked, _repair(request, first.text, wrong), clock, None)
+    value, still_wrong = parse_answer(second.text, agent.output_schema)
+    if still_wrong is not None:
+        raise OutputInvalid(
+            f"model {label!r} does not fit its output schema, also after a repair: {still_wrong}"
+        )
+    return AgentAnswer(value, first.usage + second.usage, label, repaired=True)
+
+
+def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:
+    """The JSON value in a model's answer, and what is wrong with it (None: nothing).
+
+    Fences and prose around it are tolerated. Of several values the longest that fits is taken.
+    """
+    found = [value for _, value in sorted(_json_values(text), key=lambda pair: -pair[0])]
+    if not found:
+        return None, f"no JSON is in the answer {_shortened(text)!r}"
+    problems = []
+    for value in found:
+        wrong = mismatch(value, schema)
+        if wrong is None:
+            return value, None
+        problems.append(wrong)
+    return found[0], problems[0]
+
+
+def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str) -> EngineRequest:
+    system = render(agent.system, names) if agent.system else ""
+    lead = (Message("system", system),) if system.strip() else ()
+    return EngineRequest(
+        messages=(*lead, Message("user", render(agent.prompt, names))),
+        model=model,
+        output_schema=agent.output_schema,
+        temperature=agent.temperature,
+        max_tokens=agent.max_tokens,
+        seed=agent.seed,
+        stop=agent.stop,
+    )
+
+
+async def _ask(
+    engine: Engine, request: EngineRequest, clock: _Clock, on_delta: Callable[[str], None] | None
+) -> Completion:
+    """A whole, non-empty answer."""
+    timed = msgspec.structs.replace(request, timeout_s=clock.left_s())
+    answer = await complete(engine, timed, on_delta=on_delta)
+    if answer.finish_reason == "refused":
+        raise EngineRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")
+    if answer.finish_reason == "cancelled":
+        raise EngineError(f"engine {engine.name!r} cancelled the answer")
+    if answer.finish_reason == "length" and request.output_schema is not None:
+        raise OutputInvalid(
+            f"the answer was cut off after {answer.usage.output_tokens} tokens, so its JSON is not whole; "
+            f"raise max_tokens (now {request.max_tokens!r}) or ask for less"
+        )
+    if not answer.text.strip():
+        raise EngineError(
+            f"engine {engine.name!r} gave an empty answer (finish reason {answer.finish_reason!r}); "
+            "where a model thinks before it answers, raise max_tokens"
+        )
+    return answer
+
+
+def _repair(request: EngineRequest, answer: str, wrong: str) -> EngineRequest:
+    """The question again, with the answer and what is wrong with it."""
+    schema = msgspec.json.encode(request.output_schema).decode()
+    correction = (
+        f"That answer does not fit the required JSON Schema: {wrong}\n\n"
+        f"The schema: {schema}\n\nAnswer again, with the corrected JSON and nothing else."
+    )
+    more = (Message("assistant", answer), Message("user", correction))
+    return msgspec.structs.replace(request, messages=(*request.messages, *more))
+
+
+def _json_values(text: str) -> Iterator[tuple[int, Any]]:
+    """The JSON values in `text`, each with its length: the whole, those in fences, those amid prose."""
+    for part in (text, *_FENCED.findall(text)):
+        value = _decoded(part.strip())
+        if value is not None:
+            yield len(part), value[0]
+    place = 0
+    for _ in range(_MAX_OPENS):
+        opening = _OPENS.search(text, place)
+        if opening is None:
+            return
+        value = _decoded(text, opening.start())
+        place = opening.start() + 1 if value is None else value[1]
+        if value is not None:
+            yield place - opening.start(), value[0]
+
+
+def _decoded(text: str, start: int | None = None) -> tuple[Any, int] | None:
+    """The value at `start` and where it ends; without `start`, the value that is the whole text."""
+    try:
+        return (_decoder.decode(text), len(text)) if start is None else _decoder.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _bare(model: str | None) -> str:
+    return (model or "").partition(":")[2]
+
+
+def _label(engine: Engine, agent: AgentPlan) -> str:
+    name = _bare(agent.model)
+    return f"{engine.name}:{name}" if name else engine.name
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

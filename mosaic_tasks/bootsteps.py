@@ -1,0 +1,93 @@
+"""What a worker's main process does besides running tasks: says which queues it serves, and sweeps."""
+
+from __future__ import annotations
+
+import msgspec
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.signals import worker_process_shutdown
+
+from mosaic_queues.sweeper import Sweeper
+from mosaic_tasks.process import Process, WorkerFacts, close_process, process_for, set_worker_facts
+
+
+class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
+    """Announces the worker and runs a sweeper; ends both with the worker."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._sweeper: Sweeper | None = None
+        set_worker_facts(facts_of(parent))
+
+    def start(self, parent: Any) -> None:
+        """After the pool started, so that no thread of ours is forked."""
+        process = process_for(parent.app)
+        process.start_liveness(queues=facts_of(parent).queues, slots=parent.concurrency or 1)
+        self._sweeper = sweeper(process)
+        self._sweeper.start()
+
+    def stop(self, parent: Any) -> None:
+        """Ends the sweeper and says goodbye."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper = None
+        close_process(parent.app)
+
+    terminate = stop
+
+
+def facts_of(worker: Any) -> WorkerFacts:
+    """What a worker was started with."""
+    return WorkerFacts(
+        hostname=str(worker.hostname),
+        queues=tuple(worker.app.amqp.queues.consume_from),
+        slots=worker.concurrency or 1,
+        task_events=bool(worker.task_events),
+    )
+
+
+def sweeper(process: Process) -> Sweeper:
+    """A sweeper on a process's server and broker."""
+    config = process.settings
+
+    def publish(run_id: str, groups: Any) -> bool:
+        return process.outbox.publish(run_id, groups)
+
+    return Sweeper(
+        process.ledger,
+        publish=publish,
+        oldest_message=lambda queue: oldest_message(process.app, queue),
+        expire=process.payloads.expire_objects,
+        pause_s=config.sweep_s,
+        grace_s=config.outbox_grace_s,
+        max_run_s=config.max_run_s,
+        lock_s=max(5 * config.sweep_s, 5.0),
+    )
+
+
+def oldest_message(app: Celery, queue: str) -> float | None:
+    """When the oldest message of a queue was published (Unix seconds): None when the queue is empty, 0 when unknown."""
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        client = getattr(channel, "client", None)
+        if client is None or not hasattr(client, "lindex"):
+            return 0.0 if channel.queue_declare(queue, passive=True).message_count else None
+        raw = client.lindex(queue, -1)
+    if raw is None:
+        return None
+    headers = msgspec.json.decode(raw).get("headers", {})
+    return float(headers.get("sent_at", 0.0))
+
+
+@worker_process_shutdown.connect(weak=False)
+def _close_child(**_options: Any) -> None:
+    from mosaic_tasks import process
+
+    process.close_all()
+
+
+def install_step(app: Celery) -> None:
+    """Adds the step to the workers of an app."""
+    app.steps["worker"].add(MosaicStep)

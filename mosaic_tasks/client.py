@@ -1,0 +1,262 @@
+"""Submits workflows and follows their runs, from any process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
+from mosaic_queues.events import Event, follow_events, read_events
+from mosaic_queues.ledger import LiveCall, RunRecord
+from mosaic_queues.liveness import live_processes
+from mosaic_tasks.compiling import compile_workflow
+from mosaic_tasks.plan import Plan, plan_hash
+from mosaic_tasks.prepared import PreparedPlan
+from mosaic_tasks.process import Process, process_for
+from mosaic_tasks.progress import RunView, project
+from mosaic_tasks.workflow import Workflow
+
+WORKER_CHECK_S = 1.0
+
+
+def submit(
+    workflow: Workflow | str | Path,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    app: Celery | None = None,
+) -> Run:
+    """Starts a run.
+
+    Args:
+        workflow: a workflow, or the path of a workflow file.
+        inputs: by name; what is missing takes the workflow's default.
+        key: idempotency key: the same key gives the same run, as long as it is retained.
+        app: the Celery app to publish with; default: `mosaic_tasks.app`.
+
+    Raises:
+        DefinitionError: the workflow is wrong.
+        InputError: the inputs do not fit.
+        ServerUnavailable: the server does not answer.
+    """
+    definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(Path(workflow))
+    values = definition.validate_inputs(inputs or {})
+    plan = compile_workflow(definition)
+    data = plan.encode()
+    return _open(_process(app), PreparedPlan(plan_hash(data), plan), data, values, key)
+
+
+def _open(
+    process: Process, plan: PreparedPlan, data: bytes, inputs: Mapping[str, Any], key: str | None
+) -> Run:
+    """Crash-safe in this order: plan, index, ledger, messages; the sweeper goes on from wherever it stops."""
+    config, ledger = process.settings, process.ledger
+    run_id = new_run_id()
+    if key is not None:
+        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s)
+    ledger.store_plan(plan.hash, data, keep_s=config.max_run_s + config.retention_s)
+    ledger.list_run(run_id, now_ms=int(time.time() * 1000))
+    roots = plan.by_queue(plan.plan.roots)
+    opened = ledger.open_run(
+        run_id,
+        plan=plan.hash,
+        name=plan.plan.name,
+        inputs=process.payloads.pack(run_id, dict(inputs)),
+        roots=roots,
+        retention_s=config.retention_s,
+        max_run_s=config.max_run_s,
+    )
+    if opened:
+        process.publish(run_id, plan, roots)
+    return Run(run_id, process)
+
+
+async def asubmit(
+    workflow: Workflow | str | Path,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    app: Celery | None = None,
+) -> Run:
+    """`submit` for coroutines; blocks no event loop."""
+    return await asyncio.to_thread(submit, workflow, inputs, key=key, app=app)
+
+
+def get_run(run_id: str, *, app: Celery | None = None) -> Run:
+    """A run by its id.
+
+    Raises:
+        UnknownRun: never opened here, or past its retention.
+    """
+    run = Run(run_id, _process(app))
+    run.record()
+    return run
+
+
+def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
+    """The runs that are not over, oldest first."""
+    process = _process(app)
+    found = []
+    for run_id, _ in process.ledger.listed_runs():
+        try:
+            record = process.ledger.run(run_id)
+        except UnknownRun:
+            continue
+        if record.status == "running":
+            found.append(record)
+    return found
+
+
+class Run:
+    """One execution of a workflow."""
+
+    def __init__(self, run_id: str, process: Process) -> None:
+        self.id = run_id
+        self._process = process
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}>"
+
+    def record(self) -> RunRecord:
+        """The run as a whole: status, name, times, error."""
+        return self._process.ledger.run(self.id)
+
+    def plan(self) -> Plan:
+        """The plan that it executes."""
+        return self._process.plan_of(self.id).plan
+
+    def live_calls(self) -> list[LiveCall]:
+        """The calls that wait or run now."""
+        return self._process.ledger.live_calls(self.id)
+
+    def view(self) -> RunView:
+        """State, times and counts of each node, from the run's events."""
+        return project(self.plan(), self.events())
+
+    def events(self, *, follow: bool = False, after: str = "0") -> Iterator[Event]:
+        """What happened, in order.
+
+        Args:
+            follow: go on as things happen, to the run's end, without polling.
+            after: the id of the last event already seen.
+        """
+        client, keys = self._process.client, self._process.ledger.keys
+        if not follow:
+            yield from read_events(client, keys, self.id, after=after)
+            return
+        for event in follow_events(client, keys, self.id, after=after):
+            if event is not None:
+                yield event
+            elif self.record().status != "running" and not read_events(client, keys, self.id, after=after):
+                return
+            if event is not None:
+                after = event.id
+
+    def wait(self, timeout_s: float | None = None, *, no_worker_s: float | None = 5.0) -> RunRecord:
+        """Waits for the run's end.
+
+        Args:
+            timeout_s: give up waiting after so long; the run goes on.
+            no_worker_s: give up when for so long nobody serves a queue that the run waits for; None: keep waiting.
+
+        Raises:
+            WaitTimeout: the time is over.
+            NoWorker: a queue has no worker; the message names it.
+        """
+        client, keys = self._process.client, self._process.ledger.keys
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        unserved_since: float | None = None
+        record = self.record()
+        if record.status != "running":
+            return record
+        block_ms = int(1000 * min(WORKER_CHECK_S, timeout_s or WORKER_CHECK_S, no_worker_s or WORKER_CHECK_S))
+        for event in follow_events(client, keys, self.id, block_ms=max(block_ms, 1)):
+            now = time.monotonic()
+            if event is not None and event.kind == "closed":
+                break
+            if deadline is not None and now >= deadline:
+                raise WaitTimeout(f"run {self.id} is not over after {timeout_s:g} s; it goes on")
+            if event is None:
+                if self.record().status != "running":
+                    break
+                unserved = self.unserved_queues() if no_worker_s is not None else []
+                unserved_since = (unserved_since or now) if unserved else None
+                if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):
+                    raise NoWorker(unserved, run_id=self.id)
+        return self.record()
+
+    async def await_end(self, timeout_s: float | None = None) -> RunRecord:
+        """`wait` for coroutines."""
+        return await asyncio.to_thread(self.wait, timeout_s)
+
+    def unserved_queues(self) -> list[str]:
+        """The queues that this run waits for and nobody serves."""
+        waiting = {call.queue for call in self.live_calls() if call.state != "claimed"}
+        if not waiting:
+            return []
+        served = {
+            queue
+            for process in live_processes(self._process.client, self._process.ledger.keys)
+            for queue in process.queues
+        }
+        return sorted(waiting - served)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Waits for the end and gives the output of the output node; None when that node was skipped.
+
+        Raises:
+            RunFailed: the run failed; the message names node, call and cause.
+            RunCancelled: it was cancelled.
+            WaitTimeout, NoWorker: as `wait`.
+        """
+        record = self.wait(timeout_s)
+        if record.status == "failed":
+            raise RunFailed(record.error)
+        if record.status == "cancelled":
+            raise RunCancelled(record.error or "the run was cancelled")
+        return self.node_output(self.plan().nodes[self.plan().output].name)
+
+    async def aresult(self, timeout_s: float | None = None) -> Any:
+        """`result` for coroutines."""
+        return await asyncio.to_thread(self.result, timeout_s)
+
+    def node_output(self, name: str) -> Any:
+        """What a closed node put out; None when it was skipped.
+
+        Raises:
+            KeyError: the workflow has no such node, or it has not closed.
+        """
+        numbers = {node.name: number for number, node in enumerate(self.plan().nodes)}
+        envelope = self._process.ledger.outputs(self.id, [str(numbers[name])])[0]
+        if envelope is None:
+            raise KeyError(f"node {name!r} of run {self.id} has no output yet")
+        if self._process.payloads.is_skipped(envelope) is not None:
+            return None
+        return self._process.payloads.unpack(self.id, envelope)
+
+    def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """Ends the run, durably: whoever comes later is told. False when it is already over."""
+        return self._process.ledger.end_run(self.id, "cancelled", reason)
+
+
+def _process(app: Celery | None) -> Process:
+    if app is None:
+        from mosaic_tasks.app import app
+    return process_for(app)
+
+
+def new_run_id() -> str:
+    """A UUIDv7: sorts by time of making; also the trace id."""
+    ms = int(time.time() * 1000)
+    rest = int.from_bytes(os.urandom(10), "big")
+    value = (ms << 80) | rest
+    value = (value & ~(0xF << 76)) | (0x7 << 76)
+    value = (value & ~(0x3 << 62)) | (0x2 << 62)
+    digits = f"{value:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

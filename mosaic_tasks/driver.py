@@ -1,0 +1,362 @@
+"""Runs the calls of one message, and those that they make ready, until its budget is spent.
+
+The loop: claim some, run them, record them and claim the next in one transition. Short calls are recorded together
+(group commit, a few milliseconds); a batch that turns out long is handed back by the watch while its first call runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from mosaic_queues.errors import RunCancelled, UnknownRun
+from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep
+from mosaic_tasks.execution import (
+    Execution,
+    Expand,
+    Failure,
+    Outcome,
+    Skip,
+    Value,
+    Work,
+    failure,
+    retry_pause,
+    timed_out,
+)
+from mosaic_tasks.interrupting import Interrupted, Interruptible
+from mosaic_tasks.loop import run_on_loop
+from mosaic_tasks.prepared import CLOSE, CallId
+from mosaic_tasks.process import Process
+from mosaic_tasks.sharing import calls_to_keep, claim_size
+from mosaic_tasks.watch import watching
+
+log = structlog.get_logger(__name__)
+
+COMMIT_S = 0.005
+"""Results wait for each other so long before they are recorded."""
+CLAIM_MOST = 64
+TOGETHER = 32
+"""Calls that run together on one event loop."""
+
+
+STATUS_EVERY_S = 1.0
+"""A long call looks so often whether its run still wants it."""
+GRACE_S = 5.0
+"""A call that resists its interruption for so long ends its process."""
+STUCK_EXIT = 75
+
+
+class Current(NamedTuple):
+    """The tool call that runs in this thread now, since a monotonic time."""
+
+    work: Work
+    context: Interruptible
+    since: float
+
+
+class Drive:
+    """One message's work on one run."""
+
+    def __init__(self, process: Process, run_id: str, calls: Sequence[str]) -> None:
+        self.process, self.run_id = process, run_id
+        self.started = time.monotonic()
+        self._current: Current | None = None
+        self._looked = 0.0
+        self._given = deque(calls)
+        self._claimed: deque[Claim] = deque()
+        self._finished: list[Done] = []
+        self._joins: dict[str, JoinStep] = {}
+        self._continued = 0
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Runs until nothing is left that this message may do."""
+        try:
+            self.plan = self.process.plan_of(self.run_id)
+        except UnknownRun as error:
+            log.info("message of a run that is gone", event_name="drive.gone", run=self.run_id, error=str(error))
+            return
+        self.execution = Execution(self.process, self.run_id, self.plan)
+        self._advance()
+        while self._claimed:
+            self._run_some()
+            self._advance()
+        self.process.reporter.flush()
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    def _run_some(self) -> None:
+        """Runs held calls until the commit window closes."""
+        until = time.monotonic() + COMMIT_S
+        together: list[Work] = []
+        while (claim := self._next_claim()) is not None:
+            prepared = self.execution.prepare(claim)
+            self._report_start(claim)
+            if not isinstance(prepared, Work):
+                self._settle(claim, prepared, 0.0)
+            elif prepared.node.is_async:
+                together.append(prepared)
+                if len(together) < TOGETHER:
+                    continue
+            else:
+                self._run_sync(prepared)
+            if together or time.monotonic() >= until:
+                break
+        if together:
+            self._run_together(together)
+
+    def _next_claim(self) -> Claim | None:
+        with self._lock:
+            return self._claimed.popleft() if self._claimed else None
+
+    def _run_sync(self, work: Work) -> None:
+        context = Interruptible()
+        begun = time.perf_counter()
+        try:
+            with context:
+                self._current = Current(work, context, time.monotonic())
+                outcome = self.execution.run(work)
+        except Interrupted:
+            assert context.reason is not None
+            outcome = failure(work.node, work.claim, context.reason)
+        finally:
+            self._current = None
+        self._settle(work.claim, outcome, time.perf_counter() - begun)
+
+    def _run_together(self, works: Sequence[Work]) -> None:
+        begun = time.perf_counter()
+
+        async def run_all() -> None:
+            async def run_one(work: Work) -> None:
+                outcome = await self.execution.run_async(work)
+                self._settle(work.claim, outcome, time.perf_counter() - begun)
+
+            await asyncio.gather(*(run_one(work) for work in works))
+
+        run_on_loop(run_all())
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def _settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
+        """Turns an outcome into what the next transition records; failures and fan-outs are transitions of their own."""
+        match outcome:
+            case Value(envelope, shown):
+                self._finish(claim, envelope, skipped=False)
+                self.process.lengths.add(self.plan.length_key(claim.call), length_s)
+                self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
+            case Skip(reason):
+                self._finish(claim, self.process.payloads.skipped(reason), skipped=True)
+                self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"skipped: {reason}")
+            case Expand(size):
+                self._expand(claim, size)
+                self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"{size} items")
+            case Failure():
+                self.fail(claim, outcome)
+
+    def _finish(self, claim: Claim, envelope: bytes, *, skipped: bool) -> None:
+        call = CallId(claim.call)
+        steps = self.plan.steps(call)
+        kind: DoneKind = "skipped" if skipped else "done"
+        with self._lock:
+            self._finished.append(Done(claim.call, claim.fence, envelope, kind, [step.name for step in steps]))
+            self._joins.update((step.name, step) for step in steps)
+        if call.item is None:
+            self.process.remember_value(self.run_id, str(call.node), envelope)
+
+    def _expand(self, claim: Claim, size: int) -> None:
+        number = CallId(claim.call).node
+        queue = self.plan.plan.nodes[number].queue
+        calls = [f"{number}.{item}" for item in range(size)]
+        answer = self.process.ledger.expand(
+            self.run_id,
+            claim,
+            holder=self.process.holder,
+            join=f"n{number}",
+            items=[(queue, calls)] if calls else [],
+            size=size,
+            close=(queue, [f"{number}.{CLOSE}"]),
+            keep=self._keep(calls or [f"{number}.{CLOSE}"]),
+            serves=self.process.serves,
+        )
+        self._take(answer)
+
+    def fail(self, claim: Claim, outcome: Failure) -> None:
+        """Another attempt, the node's declared way out, or the end of the run. Also called by the watch."""
+        node = self.plan.node(CallId(claim.call).node)
+        pause = retry_pause(node, claim.failures) if outcome.retryable else None
+        self.process.reporter.failed(self.run_id, claim.call, outcome.error, retried=pause is not None)
+        log.warning("call failed", event_name="call.failed", run=self.run_id, node=node.name, call=claim.call, attempt=claim.failures + 1, error=outcome.error, retry_s=pause)
+        if pause is None and node.plan.on_failure == "skip":
+            self._finish(claim, self.process.payloads.skipped(outcome.error), skipped=True)
+        elif pause is None and node.plan.on_failure == "default":
+            self._finish(claim, self.process.payloads.pack(self.run_id, node.plan.default), skipped=False)
+        else:
+            self.process.ledger.fail(
+                self.run_id, claim, holder=self.process.holder, error=outcome.error, retry_s=pause
+            )
+
+    def _advance(self) -> None:
+        """One transition: records what is finished, claims what comes next."""
+        finished, joins = self._drain()
+        with self._lock:
+            wanted = self._wanted()
+        if not finished and not wanted:
+            return
+        released = [call for step in joins.values() if step.members for _, calls in step.members for call in calls]
+        keep = 0 if self._given or self._claimed else self._keep(released)
+        try:
+            answer = self._transition(finished, joins, wanted, keep)
+        except (RedisConnectionError, RedisTimeoutError):
+            answer = self._transition_again(finished, joins)
+        if answer.stale:
+            log.info("results refused, their claims were lost", event_name="drive.stale", run=self.run_id, calls=answer.stale)
+        self._take(answer)
+
+    def _drain(self) -> tuple[list[Done], dict[str, JoinStep]]:
+        """Takes what is finished, and the joins it raises."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+            joins, self._joins = self._joins, {}
+        return finished, joins
+
+    def _transition(
+        self, finished: Sequence[Done], joins: dict[str, JoinStep], wanted: Sequence[str], keep: int
+    ) -> Advance:
+        return self.process.ledger.advance(
+            self.run_id,
+            holder=self.process.holder,
+            done=finished,
+            joins=list(joins.values()),
+            claim=wanted,
+            keep=keep,
+            serves=self.process.serves,
+        )
+
+    def _transition_again(self, finished: Sequence[Done], joins: dict[str, JoinStep]) -> Advance:
+        """The answer was lost: record again (a repetition is refused), claim nothing, and let go of what the lost
+        answer may have claimed, by taking a new name."""
+        answer = self._transition(finished, joins, (), 0)
+        with self._lock:
+            self._claimed.clear()
+            self._given.clear()
+        self.process.reincarnate()
+        return answer
+
+    def _take(self, answer: Advance) -> None:
+        self.process.publish(self.run_id, self.plan, answer.ready)
+        with self._lock:
+            self._claimed.extend(answer.claimed)
+
+    def _wanted(self) -> list[str]:
+        """The next calls of the message to claim: what starts within the commit window."""
+        if not self._given or self._claimed:
+            return []
+        length = self.plan.expected_length(self.process.lengths, self._given[0])
+        number = CallId(self._given[0]).node
+        most = TOGETHER if self.plan.node(number).is_async else claim_size(length, window_s=COMMIT_S, most=CLAIM_MOST)
+        return [self._given.popleft() for _ in range(min(most, len(self._given)))]
+
+    def _keep(self, calls: Sequence[str]) -> int:
+        """How many of the calls about to be released this process goes on to itself."""
+        if not calls:
+            return 0
+        config = self.process.settings
+        spent = time.monotonic() - self.started
+        queue = self.plan.plan.nodes[CallId(calls[0]).node].queue
+        keep = calls_to_keep(
+            len(calls),
+            length_s=self.plan.expected_length(self.process.lengths, calls[0]),
+            workers=self.process.slots(queue),
+            budget_calls=config.continuation_calls - self._continued,
+            budget_s=config.continuation_s - spent,
+        )
+        self._continued += keep
+        return keep
+
+    def _report_start(self, claim: Claim) -> None:
+        node = self.plan.plan.nodes[CallId(claim.call).node].name
+        self.process.reporter.started(self.run_id, claim.call, node, claim.failures + claim.losses)
+
+    # -- the watch's side ----------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Hands back what waits behind a long call, ends what runs for too long or for nothing. Watch's thread."""
+        config = self.process.settings
+        if now - self.started > 2 * config.batch_s:
+            self._commit_now()
+            self._hand_back()
+        current = self._current
+        if current is None:
+            return
+        running = now - current.since
+        timeout = current.work.node.plan.timeout_s
+        if timeout is not None and running > timeout:
+            self._end(current, timed_out(current.work.node), overdue=running - timeout)
+        elif running > STATUS_EVERY_S and now - self._looked > STATUS_EVERY_S:
+            self._looked = now
+            status = self.process.ledger.statuses([self.run_id])[0]
+            if status != "running":
+                self._end(current, RunCancelled(f"the run is {status or 'gone'}"), overdue=0.0)
+
+    def _end(self, current: Current, reason: Exception, *, overdue: float) -> None:
+        """Interrupts the running call; a call that cannot be interrupted is recorded, and its process ends."""
+        if current.context.interrupt(reason) or overdue < GRACE_S:
+            return
+        self.process.reporter.flush()
+        self.fail(current.work.claim, failure(current.work.node, current.work.claim, reason))
+        self._commit_now()
+        log.critical("a call cannot be interrupted, its process ends", event_name="drive.stuck", run=self.run_id, node=current.work.node.name)
+        os._exit(STUCK_EXIT)
+
+    def _hand_back(self) -> None:
+        """Gives back the calls that wait behind the one that runs."""
+        with self._lock:
+            given, self._given = list(self._given), deque()
+            held, self._claimed = list(self._claimed), deque()
+        groups: list[Group] = []
+        if held:
+            groups += self.process.ledger.hand_back(
+                self.run_id, [(claim.call, claim.fence) for claim in held], holder=self.process.holder
+            )
+        if given:
+            groups.append((self.plan.plan.nodes[CallId(given[0]).node].queue, given))
+        self.process.publish(self.run_id, self.plan, groups)
+
+    def _commit_now(self) -> None:
+        """Records what is finished while a long call runs, so that nobody waits for it."""
+        finished, joins = self._drain()
+        if not finished:
+            return
+        try:
+            answer = self._transition(finished, joins, (), 0)
+        except RedisError:
+            with self._lock:
+                self._finished[:0] = finished
+                self._joins = joins | self._joins
+            raise
+        self.process.publish(self.run_id, self.plan, answer.ready)
+
+
+def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
+    """Runs the calls of a message; the body of `mosaic.call` and `mosaic.close`."""
+    try:
+        with watching(Drive(process, run_id, calls)) as work:
+            work.run()
+    except RedisError as error:
+        log.error(
+            "the server was lost in the middle of a message; its calls are re-issued",
+            event_name="drive.lost", run=run_id, calls=list(calls), error=str(error),
+        )
+        with suppress(RedisError):
+            process.reincarnate()

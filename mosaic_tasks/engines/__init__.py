@@ -1,0 +1,1 @@
+"""Inference engines: one streaming, cancellable protocol and what implements it."""

@@ -1,0 +1,144 @@
+"""What every inference engine takes and gives.
+
+An engine is a stream: text deltas, then exactly one `Finished`. Cancelling the consuming task, or `aclose()`
+of the iterator, stops the work and frees what it held (for a remote engine: closes the connection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from mosaic_queues.errors import EngineError
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length", "refused", "cancelled"]
+
+CHARS_PER_TOKEN = 4
+"""The rule by which tokens are counted where no tokenizer is at hand."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One question to an engine.
+
+    Attributes:
+        messages: the conversation so far; the last one is answered.
+        model: name of the model inside the engine, without the engine's own name.
+        output_schema: a JSON Schema that the text shall fit, or None for free text.
+        max_tokens: the answer is cut there, with finish reason `length`.
+        timeout_s: for the whole answer, retries included; past it the engine raises `CallTimeout`.
+        metadata: labels for logs and traces; not sent to the model.
+    """
+
+    messages: tuple[Message, ...]
+    model: str = ""
+    output_schema: dict[str, Any] | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    metadata: dict[str, str] = {}
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens read and written, and their price.
+
+    Attributes:
+        cost_usd: None where the model's price is not known.
+        estimated: the tokens were counted by `approx_tokens`, since nobody told them.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    estimated: bool = False
+
+    def __add__(self, other: Usage) -> Usage:
+        """The usage of both; the cost is None where one of them is."""
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            self.estimated or other.estimated,
+        )
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """The next piece of the answer."""
+
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The last event of every stream."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    text: str
+    usage: Usage
+    finish_reason: FinishReason
+
+
+Events = AsyncGenerator[TextDelta | Finished, None]
+
+
+class Engine(Protocol):
+    """An inference engine; one per process and event loop."""
+
+    @property
+    def name(self) -> str:
+        """The scheme that chooses it: `openai` in `openai:gpt-x`."""
+
+    def stream(self, request: EngineRequest) -> Events:
+        """The answer as it comes.
+
+        Raises:
+            EngineError: or one of its kinds, when there is no answer.
+            CallTimeout: the answer took longer than `request.timeout_s`.
+        """
+
+    async def aclose(self) -> None:
+        """Frees connections and memory. The engine is of no use afterwards."""
+
+
+async def complete(
+    engine: Engine, request: EngineRequest, *, on_delta: Callable[[str], None] | None = None
+) -> Completion:
+    """The whole answer of `engine`; `on_delta` sees each piece as it comes."""
+    pieces: list[str] = []
+    async with aclosing(engine.stream(request)) as events:
+        async for event in events:
+            if isinstance(event, Finished):
+                return Completion("".join(pieces), event.usage, event.reason)
+            pieces.append(event.text)
+            if on_delta is not None:
+                on_delta(event.text)
+    raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
+
+
+def approx_tokens(text: str) -> int:
+    """About as many tokens as `text` has: a token for each four characters, rounded up."""
+    return -(-len(text) // CHARS_PER_TOKEN)
+
+
+def approx_usage(request: EngineRequest, answer: str, *, cost_usd: float | None = None) -> Usage:
+    """The usage of an answer whose engine does not count tokens."""
+    asked = sum(approx_tokens(message.content) for message in request.messages)
+    return Usage(asked, approx_tokens(answer), cost_usd, estimated=True)

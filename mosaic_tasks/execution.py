@@ -1,0 +1,278 @@
+"""Runs one call: reads what it needs, decides whether it runs at all, runs the tool, task or agent.
+
+Nothing here touches the ledger; the driver records what comes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from celery.exceptions import Ignore, Reject, Retry
+
+from mosaic_queues.errors import CallError, CallLost, CallTimeout, MosaicError, PayloadError, ToolError
+from mosaic_queues.ledger import Claim
+from mosaic_tasks.agents import run_agent
+from mosaic_tasks.plan import INPUTS, ITEM, Ref
+from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
+from mosaic_tasks.process import Process
+from mosaic_tasks.references import resolve, walk
+from mosaic_tasks.templates import evaluate
+from mosaic_tasks.tools import call_tool
+
+
+class Value(NamedTuple):
+    """A call ended with a value, as an envelope; `shown` is its beginning, for people."""
+
+    envelope: bytes
+    shown: str
+
+
+class Skip(NamedTuple):
+    """A call, and with it its node, is skipped."""
+
+    reason: str
+
+
+class Expand(NamedTuple):
+    """An opening call found `size` items to fan out over."""
+
+    size: int
+
+
+class Failure(NamedTuple):
+    """A call failed."""
+
+    error: str
+    retryable: bool
+
+
+Outcome = Value | Skip | Expand | Failure
+
+
+class Execution:
+    """The calls of one run in one process: shares the values they read."""
+
+    def __init__(self, process: Process, run_id: str, plan: PreparedPlan) -> None:
+        self.process, self.run_id, self.plan = process, run_id, plan
+        self._decoded: dict[int, Any] = {}
+
+    # -- before the call ---------------------------------------------------------------------------------------
+
+    def prepare(self, claim: Claim) -> Outcome | Work:
+        """What a call comes to without running anything, or the work to run."""
+        call = CallId(claim.call)
+        node = self.plan.node(call.node)
+        if claim.losses >= self.process.settings.max_losses:
+            return failure(node, claim, CallLost(f"the process that ran it died {claim.losses} times"))
+        try:
+            return self._prepare(claim, call, node)
+        except MosaicError as error:
+            return failure(node, claim, error)
+
+    def _prepare(self, claim: Claim, call: CallId, node: PreparedNode) -> Outcome | Work:
+        self._load(node.required + node.optional)
+        if call.closes:
+            return self._value(self._collect(node))
+        if call.item is None:
+            skip = self._skip(node)
+            if skip is not None:
+                return skip
+            if node.plan.for_each is not None:
+                return Expand(len(self._items(node)))
+        return self._work(claim, call, node)
+
+    def _skip(self, node: PreparedNode) -> Skip | None:
+        if node.plan.when is not None and not evaluate(node.plan.when, self._names(node, None)):
+            return Skip(f"its condition {node.plan.when!r} is false")
+        for source in node.required:
+            if self._decoded.get(source, _MISSING) is _SKIPPED:
+                return Skip(f"node {self._name(source)!r} was skipped")
+        return None
+
+    def _work(self, claim: Claim, call: CallId, node: PreparedNode) -> Work:
+        item = _own_copy(self._items(node)[call.item]) if call.item is not None else None
+        names = self._names(node, item) if node.plan.agent is not None else {}
+        bindings = node.plan.bindings
+        if node.has_refs:
+            bindings = resolve(bindings, lambda ref: self._read(ref, item))
+        elif bindings:
+            bindings = _own_copy(bindings)
+        return Work(claim, call, node, bindings, names)
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def _load(self, sources: Sequence[int]) -> None:
+        """Fetches the outputs of these producers in one round trip, those not at hand."""
+        missing = [source for source in sources if source not in self._decoded]
+        if not missing:
+            return
+        calls = [INPUTS_CALL if source == INPUTS else str(source) for source in missing]
+        at_hand = [self.process.values.get((self.run_id, call)) for call in calls]
+        absent = [call for call, envelope in zip(calls, at_hand, strict=True) if envelope is None]
+        fetched = iter(self.process.ledger.outputs(self.run_id, absent))
+        envelopes = [next(fetched) if envelope is None else envelope for envelope in at_hand]
+        payloads = self.process.payloads
+        present: list[bytes] = []
+        for call, envelope in zip(calls, envelopes, strict=True):
+            if envelope is None:
+                raise ToolError(f"the output of call {call!r} is gone: the run is over or past its retention")
+            self.process.remember_value(self.run_id, call, envelope)
+            present.append(envelope)
+        wanted = [e for e in present if payloads.is_skipped(e) is None]
+        values = iter(payloads.unpack_many(self.run_id, wanted))
+        for source, envelope in zip(missing, present, strict=True):
+            self._decoded[source] = _SKIPPED if payloads.is_skipped(envelope) is not None else next(values)
+
+    def _read(self, ref: Ref, item: Any) -> Any:
+        if ref.source == ITEM:
+            return walk(item, ref.path, "the item")
+        value = self._decoded[ref.source]
+        if value is _SKIPPED:
+            return None
+        found = walk(value, ref.path, "the inputs" if ref.source == INPUTS else f"node {self._name(ref.source)!r}")
+        return _own_copy(found)
+
+    def _names(self, node: PreparedNode, item: Any) -> Mapping[str, Any]:
+        names = {name: self._read(ref, item) for name, ref in node.plan.names.items() if ref.source != ITEM}
+        if node.plan.for_each is not None:
+            names[node.plan.item_name] = item
+        return names
+
+    def _items(self, node: PreparedNode) -> Sequence[Any]:
+        """The list that a fan-out goes over."""
+        ref = node.plan.for_each
+        assert ref is not None
+        value = self._decoded[ref.source]
+        items = walk(value, ref.path, f"node {self._name(ref.source)!r}")
+        if not isinstance(items, list):
+            raise ToolError(f"for_each needs a list, and got {type(items).__name__}: {str(items)[:80]!r}")
+        return items
+
+    def _collect(self, node: PreparedNode) -> list[Any]:
+        """The results of all items in order; None for one that was skipped."""
+        calls = [f"{node.number}.{item}" for item in range(len(self._items(node)))]
+        envelopes = [envelope or b"" for envelope in self.process.ledger.outputs(self.run_id, calls)]
+        payloads = self.process.payloads
+        skipped = [payloads.is_skipped(envelope) is not None for envelope in envelopes]
+        wanted = [e for e, skip in zip(envelopes, skipped, strict=True) if not skip]
+        values = iter(payloads.unpack_many(self.run_id, wanted))
+        return [None if skip else next(values) for skip in skipped]
+
+    def _name(self, source: int) -> str:
+        return "inputs" if source == INPUTS else self.plan.plan.nodes[source].name
+
+    def _value(self, value: Any) -> Value:
+        return Value(self.process.payloads.pack(self.run_id, value), _shown(value))
+
+    # -- the call ----------------------------------------------------------------------------------------------
+
+    def run(self, work: Work) -> Outcome:
+        """Runs a tool or task in this thread."""
+        try:
+            if work.node.plan.kind == "task":
+                return self._value(self._run_task(work))
+            return self._value(call_tool(work.node.tool, work.arguments))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
+            return failure(work.node, work.claim, error)
+
+    def _run_task(self, work: Work) -> Any:
+        app = self.process.app
+        task = app.tasks.get(work.node.plan.target)
+        if task is None:
+            raise CallLost(
+                f"this worker knows no Celery task {work.node.plan.target!r}; start a worker of the app that defines "
+                f"it, with mosaic_tasks.install(app), on queue {work.node.plan.queue!r}"
+            )
+        return task(**work.arguments)
+
+    async def run_async(self, work: Work) -> Outcome:
+        """Runs an agent or a coroutine tool on the event loop."""
+        try:
+            async with asyncio.timeout(work.node.plan.timeout_s):
+                return self._value(await self._await(work))
+        except TimeoutError:
+            return failure(work.node, work.claim, timed_out(work.node))
+        except Exception as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
+            return failure(work.node, work.claim, error)
+
+    async def _await(self, work: Work) -> Any:
+        plan = work.node.plan
+        if plan.agent is not None:
+            answer = await run_agent(plan.agent, work.names, timeout_s=plan.timeout_s)
+            return answer.value
+        result = work.node.tool.function(**work.arguments)
+        if inspect.isasyncgen(result):
+            return [item async for item in result]
+        return await result
+
+
+class Work(NamedTuple):
+    """A call with its arguments, ready to run."""
+
+    claim: Claim
+    call: CallId
+    node: PreparedNode
+    arguments: Mapping[str, Any]
+    names: Mapping[str, Any]
+
+
+def timed_out(node: PreparedNode) -> CallTimeout:
+    """The error of a call that ran for longer than its node allows."""
+    return CallTimeout(f"it ran longer than its timeout of {node.plan.timeout_s:g} s")
+
+
+def retry_pause(node: PreparedNode, failures: int) -> float | None:
+    """Seconds to the next attempt after `failures` earlier ones, None when the attempts are used up."""
+    retry = node.plan.retry
+    if failures + 1 >= retry.attempts:
+        return None
+    pause = min(retry.delay_s * retry.factor**failures, retry.max_delay_s)
+    return pause * (1 + 0.2 * (time.time() % 1.0 - 0.5))
+
+
+def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
+    """A failure that says which node and call, what was raised, and where."""
+    item = CallId(claim.call).item
+    where = f"node {node.name!r}" + (f", item {item}" if item is not None else "")
+    return Failure(f"{where}: {_told(error)}", _is_retryable(error))
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, MosaicError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        return f"ToolError: it called sys.exit({error.code!r})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "mosaic_tasks" not in f.filename]
+    place = f" (in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return f"ToolError: {type(error).__name__}: {error}{place}"
+
+
+def _is_retryable(error: BaseException) -> bool:
+    if isinstance(error, CallError):
+        return error.retryable
+    return not isinstance(error, (PayloadError, SystemExit, Ignore, Reject)) or isinstance(error, Retry)
+
+
+def _own_copy(value: Any) -> Any:
+    """A copy that the caller may change: values are shared between the calls of a process."""
+    if isinstance(value, (list, dict)):
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, (int, float, bool, type(None))) else f"{type(value).__name__}: {str(value)[:120]}"
+
+
+class _Marker:
+    """A value that no tool can return."""
+
+
+_SKIPPED = _Marker()
+_MISSING = _Marker()

@@ -1,0 +1,201 @@
+"""What one process needs to run calls: connections, its incarnation, the plans it has read, what it measured."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from celery import Celery
+from redis import Redis
+
+from mosaic_queues.connection import connect
+from mosaic_queues.ledger import Group, Ledger
+from mosaic_queues.liveness import Liveness, live_processes
+from mosaic_queues.outbox import Outbox
+from mosaic_queues.payloads import PayloadStore
+from mosaic_queues.settings import Settings, settings
+from mosaic_tasks.plan import Plan
+from mosaic_tasks.prepared import PreparedPlan
+from mosaic_tasks.reporting import Reporter
+from mosaic_tasks.sharing import Lengths, batch_size
+
+PLANS_KEPT = 32
+VALUES_KEPT = 512
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """What the worker that this process belongs to was started with."""
+
+    hostname: str = "client"
+    queues: tuple[str, ...] = ()
+    slots: int = 0
+    task_events: bool = False
+
+
+class Process:
+    """The resources of this process, made once per process id (a forked child makes its own).
+
+    Attributes:
+        serves: the queues whose calls this process may go on to without the broker.
+    """
+
+    def __init__(self, app: Celery, facts: WorkerFacts) -> None:
+        self.app, self.facts = app, facts
+        self.settings: Settings = settings()
+        self.client: Redis = connect(ledger_url(app))
+        self.ledger = Ledger(self.client, namespace=self.settings.namespace)
+        self.payloads = PayloadStore.from_settings(self.client)
+        self.outbox = Outbox(app)
+        self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
+        self.lengths = Lengths()
+        self.serves = facts.queues
+        self.values: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
+        self._plan_hashes: OrderedDict[str, str] = OrderedDict()
+        self._slots: dict[str, int] = {}
+        self._liveness: Liveness | None = None
+        self._lock = threading.Lock()
+
+    # -- identity ----------------------------------------------------------------------------------------------
+
+    @property
+    def holder(self) -> str:
+        """The incarnation in whose name this process claims; starts its liveness."""
+        if self._liveness is None:
+            self.start_liveness()
+        assert self._liveness is not None
+        return self._liveness.name
+
+    def start_liveness(self, *, queues: Sequence[str] = (), slots: int = 0) -> None:
+        """Announces this process; a worker's main process says which queues it serves."""
+        with self._lock:
+            if self._liveness is not None:
+                return
+            liveness = Liveness(
+                self.client,
+                self.ledger.keys,
+                expiry_s=self.settings.liveness_s,
+                queues=queues,
+                slots=slots,
+                on_beat=self._count_slots,
+            )
+            liveness.start()
+            self._count_slots()
+            self._liveness = liveness
+
+    def reincarnate(self) -> None:
+        """After a transition whose answer was lost."""
+        if self._liveness is not None:
+            self._liveness.reincarnate()
+
+    def close(self) -> None:
+        """Says goodbye; what is still claimed is re-issued."""
+        if self._liveness is not None:
+            self._liveness.stop()
+        self.reporter.close()
+        self.client.close()
+
+    # -- sharing -----------------------------------------------------------------------------------------------
+
+    def _count_slots(self) -> None:
+        slots: dict[str, int] = {}
+        for process in live_processes(self.client, self.ledger.keys):
+            for queue in process.queues:
+                slots[queue] = slots.get(queue, 0) + process.slots
+        self._slots = slots
+
+    def slots(self, queue: str) -> int:
+        """How many messages of a queue run at once, over all live workers; 1 when not known."""
+        return self._slots.get(queue, 1)
+
+    def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
+        """Publishes ready calls in batches that suit their measured length and the workers there are."""
+        if not groups:
+            return
+
+        def size(queue: str, calls: Sequence[str]) -> int:
+            return batch_size(
+                len(calls),
+                length_s=plan.expected_length(self.lengths, calls[0]),
+                workers=self.slots(queue),
+                batch_s=self.settings.batch_s,
+                batch_calls=self.settings.batch_calls,
+            )
+
+        self.outbox.publish(run_id, groups, batch_size=size)
+
+    # -- plans and values --------------------------------------------------------------------------------------
+
+    def plan(self, plan_hash: str) -> PreparedPlan:
+        """The plan with this hash, read once."""
+        prepared = self._plans.get(plan_hash)
+        if prepared is None:
+            prepared = PreparedPlan(plan_hash, Plan.decode(self.ledger.load_plan(plan_hash)))
+            self._remember(self._plans, plan_hash, prepared, PLANS_KEPT)
+        return prepared
+
+    def plan_of(self, run_id: str) -> PreparedPlan:
+        """The plan of a run.
+
+        Raises:
+            UnknownRun: the run or its plan is past its retention.
+        """
+        plan_hash = self._plan_hashes.get(run_id)
+        if plan_hash is None:
+            plan_hash = self.ledger.run(run_id).plan
+            self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
+        return self.plan(plan_hash)
+
+    def remember_value(self, run_id: str, call: str, envelope: bytes) -> None:
+        """Keeps an envelope at hand for the calls that read it next."""
+        self._remember(self.values, (run_id, call), envelope, VALUES_KEPT)
+
+    def _remember(self, cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+        with self._lock:
+            cache[key] = value
+            while len(cache) > most:
+                cache.popitem(last=False)
+
+
+def ledger_url(app: Celery) -> str | None:
+    """The server of the ledger: `MOSAIC_REDIS_URL`, else the app's own Redis broker, else the embedded server."""
+    broker = str(app.conf.broker_url or "")
+    if settings().redis_url is None and broker.startswith(("redis://", "rediss://")):
+        return broker
+    return None
+
+
+_processes: dict[tuple[int, int], Process] = {}
+_facts = WorkerFacts()
+
+
+def set_worker_facts(facts: WorkerFacts) -> None:
+    """Called in a worker's main process before its children are forked."""
+    global _facts
+    _facts = facts
+
+
+def process_for(app: Celery) -> Process:
+    """This process's resources for an app."""
+    key = (os.getpid(), id(app))
+    process = _processes.get(key)
+    if process is None:
+        process = _processes[key] = Process(app, _facts)
+    return process
+
+
+def close_process(app: Celery) -> None:
+    """Closes this process's resources, where it has any."""
+    process = _processes.pop((os.getpid(), id(app)), None)
+    if process is not None:
+        process.close()
+
+
+def close_all() -> None:
+    """Closes all resources of this process, when it ends."""
+    for key in [key for key in _processes if key[0] == os.getpid()]:
+        _processes.pop(key).close()

@@ -1,0 +1,84 @@
+"""Tells Celery's event stream of every call, so that Flower shows each as a task, however it travelled."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import structlog
+from celery import Celery
+
+from mosaic_queues.outbox import CALL_TASK
+
+log = structlog.get_logger(__name__)
+
+FLUSH_AT = 60
+RESULT_CHARS = 200
+
+
+class Reporter:
+    """Buffers task events and sends many in one message.
+
+    Args:
+        hostname: the node name of the worker, as Flower lists it.
+        enabled: whether the worker sends task events (`-E`).
+    """
+
+    def __init__(self, app: Celery, *, hostname: str, enabled: bool) -> None:
+        self._app, self._hostname, self._enabled = app, hostname, enabled
+        self._dispatcher: Any = None
+        self._buffered = 0
+        self._lock = threading.Lock()
+
+    def started(self, run_id: str, call: str, node: str, attempt: int) -> None:
+        """A call was taken up and begins."""
+        if not self._enabled:
+            return
+        task_id = f"{run_id}:{call}"
+        self._add(
+            "task-received", uuid=task_id, name=CALL_TASK, args=f"({node!r}, {call!r})", kwargs="{}",
+            retries=attempt, root_id=run_id,
+        )
+        self._add("task-started", uuid=task_id)
+
+    def succeeded(self, run_id: str, call: str, runtime_s: float, result: str) -> None:
+        """A call ended with a result."""
+        self._add("task-succeeded", uuid=f"{run_id}:{call}", result=result[:RESULT_CHARS], runtime=runtime_s)
+
+    def failed(self, run_id: str, call: str, error: str, *, retried: bool) -> None:
+        """A call raised."""
+        kind = "task-retried" if retried else "task-failed"
+        self._add(kind, uuid=f"{run_id}:{call}", exception=error[:RESULT_CHARS], traceback="")
+
+    def _add(self, kind: str, **fields: Any) -> None:
+        if not self._enabled:
+            return
+        with self._lock:
+            if self._dispatcher is None:
+                self._dispatcher = self._app.events.Dispatcher(
+                    self._app.connection_for_write(),
+                    hostname=self._hostname,
+                    buffer_group=frozenset(["task"]),
+                    buffer_limit=10 * FLUSH_AT,
+                )
+            self._dispatcher.send(kind, **fields)
+            self._buffered += 1
+
+    def flush(self, *, at_least: int = 1) -> None:
+        """Sends what is buffered, when it is at least so many events."""
+        if self._buffered < at_least:
+            return
+        with self._lock:
+            self._buffered = 0
+            try:
+                self._dispatcher.flush(errors=False)
+            except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
+                log.warning("task events lost", event_name="reporting.lost", error=str(error))
+                self._dispatcher = None
+
+    def close(self) -> None:
+        """Sends the rest and closes the connection."""
+        self.flush()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+            self._dispatcher.connection.close()

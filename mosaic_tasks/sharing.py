@@ -1,0 +1,64 @@
+"""Decides how work is shared out: what a process goes on to itself, and how many calls a message carries.
+
+Pure: lengths, counts and budgets in, numbers out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+UNKNOWN_LENGTH_S = 0.002
+"""Taken for a call that was never measured. Low on purpose: a batch that turns out long is handed back."""
+MESSAGE_COST_S = 0.003
+"""What a message costs its worker and the client together, measured (Celery 5.7, loopback)."""
+
+
+def calls_to_keep(
+    ready: int, *, length_s: float | None, workers: int, budget_calls: int, budget_s: float
+) -> int:
+    """How many of `ready` calls the process that made them ready runs itself.
+
+    All, when sending them costs more than running them; otherwise its fair share, within its budget, and never
+    less than one: the process is at hand, and the values are warm.
+    """
+    length = UNKNOWN_LENGTH_S if length_s is None else length_s
+    if ready == 0 or budget_calls <= 0 or budget_s <= 0:
+        return 0
+    share = ready if ready * length <= 2 * MESSAGE_COST_S else math.ceil(ready / max(workers, 1))
+    affordable = max(1, int(budget_s / length)) if length > 0 else ready
+    return min(share, affordable, budget_calls)
+
+
+def batch_size(
+    waiting: int, *, length_s: float | None, workers: int, batch_s: float, batch_calls: int
+) -> int:
+    """How many of `waiting` calls one message carries: `batch_s` of work, and something for every worker."""
+    length = UNKNOWN_LENGTH_S if length_s is None else length_s
+    by_time = int(batch_s / length) if length > 0 else batch_calls
+    by_workers = math.ceil(waiting / max(2 * workers, 1))
+    return max(1, min(by_time, by_workers, batch_calls))
+
+
+def claim_size(length_s: float | None, *, window_s: float, most: int) -> int:
+    """How many calls of a batch to claim at once: what starts within the window."""
+    length = UNKNOWN_LENGTH_S if length_s is None else length_s
+    return max(1, min(most, int(window_s / length) if length > 0 else most))
+
+
+class Lengths:
+    """Measured lengths of calls in seconds, by kind of call: a running mean that follows changes."""
+
+    WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self._lengths: dict[Hashable, float] = {}
+
+    def get(self, kind: Hashable) -> float | None:
+        """The expected length, None when never measured."""
+        return self._lengths.get(kind)
+
+    def add(self, kind: Hashable, length_s: float) -> None:
+        """Takes a measurement in."""
+        known = self._lengths.get(kind)
+        self._lengths[kind] = length_s if known is None else known + self.WEIGHT * (length_s - known)

@@ -1,0 +1,45 @@
+"""The whole Celery surface: `mosaic.call`, `mosaic.close` and `mosaic.submit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from mosaic_queues.outbox import CALL_TASK
+from mosaic_tasks.driver import drive
+from mosaic_tasks.process import process_for
+
+CLOSE_TASK = "mosaic.close"
+SUBMIT_TASK = "mosaic.submit"
+SUBMIT_QUEUE = "mosaic.cpu"
+
+
+def register(app: Celery) -> None:
+    """Registers the tasks with an app. Their calls emit task events themselves, one for each call."""
+    options: dict[str, Any] = {
+        "acks_late": True,
+        "reject_on_worker_lost": True,
+        "ignore_result": True,
+        "send_events": False,
+    }
+
+    @app.task(name=CALL_TASK, **options)
+    def call(run_id: str, calls: list[str]) -> None:
+        """Runs calls of a run, and those that they make ready while the message's budget lasts."""
+        drive(process_for(app), run_id, calls)
+
+    @app.task(name=CLOSE_TASK, **options)
+    def close(run_id: str, calls: list[str]) -> None:
+        """The body of a node's chord: aggregates its calls and opens its successors."""
+        drive(process_for(app), run_id, calls)
+
+    @app.task(name=SUBMIT_TASK, acks_late=True)
+    def submit(workflow: str, inputs: dict[str, Any] | None = None, key: str | None = None) -> str:
+        """Submits a workflow file that this worker can read; for apps that do not install this package."""
+        from mosaic_tasks.client import submit as submit_workflow
+
+        return submit_workflow(workflow, inputs, key=key or submit_request_id(), app=app).id
+
+    def submit_request_id() -> str:
+        return f"task-{submit.request.id}"

@@ -1,0 +1,76 @@
+"""A thread that looks at what this process runs, a few times a second while it runs anything."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import structlog
+from redis.exceptions import RedisError
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.05
+
+
+class Watched(Protocol):
+    """What can be looked at from the watch's thread."""
+
+    def look(self, now: float) -> None:
+        """Acts on what takes too long; `now` is monotonic."""
+
+
+W = TypeVar("W", bound=Watched)
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._watched: set[Watched] = set()
+        self._busy = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mosaic-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, watched: Watched) -> None:
+        self._watched.add(watched)
+        self._busy.set()
+
+    def remove(self, watched: Watched) -> None:
+        self._watched.discard(watched)
+
+    def _run(self) -> None:
+        while True:
+            self._busy.wait()
+            time.sleep(TICK_S)
+            watched = list(self._watched)
+            if not watched:
+                self._busy.clear()
+                if self._watched:
+                    self._busy.set()
+            for each in watched:
+                self._look(each)
+
+    def _look(self, watched: Watched) -> None:
+        try:
+            watched.look(time.monotonic())
+        except RedisError as error:
+            log.warning("watch could not act, it looks again", event_name="watch.failed", error=str(error))
+
+
+_watches: dict[int, _Watch] = {}
+
+
+@contextmanager
+def watching(watched: W) -> Iterator[W]:
+    """Has the watch look at `watched` for as long as the context lasts."""
+    watch = _watches.get(os.getpid())
+    if watch is None:
+        watch = _watches[os.getpid()] = _Watch()
+    watch.add(watched)
+    try:
+        yield watched
+    finally:
+        watch.remove(watched)
