@@ -12,7 +12,7 @@ import msgspec
 
 from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
 from mosaic_tasks.engines.protocol import Completion, Engine, EngineRequest, Message, Usage, complete
-from mosaic_tasks.engines.registry import engine_for, model_name
+from mosaic_tasks.engines.registry import ModelName, configured, engine_for
 from mosaic_tasks.engines.schema import mismatch
 from mosaic_tasks.plan import AgentPlan
 from mosaic_tasks.templates import render
@@ -82,11 +82,11 @@ async def run_agent(
         OutputInvalid: the answer does not fit the schema, also after one repair, or was cut off.
         CallTimeout: `timeout_s` passed.
     """
-    model = model_name(agent.model) if engine is None else None
     asked = engine or engine_for(agent.model)
-    label = str(model) if model else _label(asked, agent)
+    model = _model(asked, agent.model)
+    label = str(model)
     clock = _Clock(timeout_s)
-    request = _request(agent, names, model=model.name if model else _bare(agent.model))
+    request = _request(agent, names, model=model.name)
     first = await _ask(asked, request, clock, on_delta)
     if agent.output_schema is None:
         return AgentAnswer(first.text, first.usage, label)
@@ -199,13 +199,10 @@ def _no_constant(name: str) -> Any:
 _decoder = json.JSONDecoder(parse_constant=_no_constant)
 
 
-def _bare(model: str | None) -> str:
-    return (model or "").partition(":")[2]
-
-
-def _label(engine: Engine, agent: AgentPlan) -> str:
-    name = _bare(agent.model)
-    return f"{engine.name}:{name}" if name else engine.name
+def _model(engine: Engine, model: str | None) -> ModelName:
+    """The model inside `engine`; an engine given by the caller may be none of the registry's."""
+    scheme, _, name = configured(model).partition(":")
+    return ModelName(engine.name, name if scheme == engine.name else "")
 
 
 def _shortened(text: str) -> str:

@@ -10,6 +10,7 @@ from celery import Celery
 from mosaic_tasks.bootsteps import install_step
 from mosaic_tasks.tasks import register
 
+
 def install(app: Celery) -> Celery:
     """Joins an existing Celery app: registers the `mosaic.*` tasks and the worker's step. The app keeps its
     configuration; for the safe chord join set its `result_backend` to `mosaic+<its redis url>`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 from typing import Any
 
+import msgspec
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
+from mosaic_queues.objects import expire_objects
 from mosaic_queues.sweeper import Sweeper
 from mosaic_tasks.process import Process, WorkerFacts, close_process, process_for, set_worker_facts
 
@@ -60,7 +61,7 @@ def sweeper(process: Process) -> Sweeper:
         process.ledger,
         publish=publish,
         oldest_message=lambda queue: oldest_message(process.app, queue),
-        expire=process.payloads.expire_objects,
+        expire=lambda: expire_objects(process.client, namespace=config.namespace),
         pause_s=config.sweep_s,
         grace_s=config.outbox_grace_s,
         max_run_s=config.max_run_s,

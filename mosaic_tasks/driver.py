@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from mosaic_tasks.interrupting import Interrupted, Interruptible
 from mosaic_tasks.loop import run_on_loop
 from mosaic_tasks.prepared import CLOSE, CallId
 from mosaic_tasks.process import Process
-from mosaic_tasks.sharing import calls_to_keep, claim_size
+from mosaic_tasks.sharing import TOGETHER, calls_to_keep, claim_size
 from mosaic_tasks.watch import watching
 
 log = structlog.get_logger(__name__)
@@ -46,8 +46,6 @@ log = structlog.get_logger(__name__)
 COMMIT_S = 0.005
 """Results wait for each other so long before they are recorded."""
 CLAIM_MOST = 64
-TOGETHER = 32
-"""Calls that run together on one event loop."""
 
 
 STATUS_EVERY_S = 1.0
@@ -85,7 +83,9 @@ class Drive:
         try:
             self.plan = self.process.plan_of(self.run_id)
         except UnknownRun as error:
-            log.info("message of a run that is gone", event_name="drive.gone", run=self.run_id, error=str(error))
+            log.info(
+                "message of a run that is gone", event_name="drive.gone", run=self.run_id, error=str(error)
+            )
             return
         self.execution = Execution(self.process, self.run_id, self.plan)
         self._advance()
@@ -169,7 +169,9 @@ class Drive:
         steps = self.plan.steps(call)
         kind: DoneKind = "skipped" if skipped else "done"
         with self._lock:
-            self._finished.append(Done(claim.call, claim.fence, envelope, kind, [step.name for step in steps]))
+            self._finished.append(
+                Done(claim.call, claim.fence, envelope, kind, [step.name for step in steps])
+            )
             self._joins.update((step.name, step) for step in steps)
         if call.item is None:
             self.process.remember_value(self.run_id, str(call.node), envelope)
@@ -178,17 +180,29 @@ class Drive:
         number = CallId(claim.call).node
         queue = self.plan.plan.nodes[number].queue
         calls = [f"{number}.{item}" for item in range(size)]
-        answer = self.process.ledger.expand(
-            self.run_id,
-            claim,
-            holder=self.process.holder,
-            join=f"n{number}",
-            items=[(queue, calls)] if calls else [],
-            size=size,
-            close=(queue, [f"{number}.{CLOSE}"]),
-            keep=self._keep(calls or [f"{number}.{CLOSE}"]),
-            serves=self.process.serves,
-        )
+        close = (queue, [f"{number}.{CLOSE}"])
+        keep = self._keep(calls or close[1])
+
+        def expand(keep: int) -> Advance:
+            return self.process.ledger.expand(
+                self.run_id,
+                claim,
+                holder=self.process.holder,
+                join=f"n{number}",
+                items=[(queue, calls)] if calls else [],
+                size=size,
+                close=close,
+                keep=keep,
+                serves=self.process.serves,
+            )
+
+        try:
+            answer = expand(keep)
+        except (RedisConnectionError, RedisTimeoutError):
+            answer = self._again(expand)
+        if size:
+            self.process.publish_chord(self.run_id, self.plan, answer.ready, close)
+            answer = answer._replace(ready=[])
         self._take(answer)
 
     def fail(self, claim: Claim, outcome: Failure) -> None:
@@ -196,7 +210,16 @@ class Drive:
         node = self.plan.node(CallId(claim.call).node)
         pause = retry_pause(node, claim.failures) if outcome.retryable else None
         self.process.reporter.failed(self.run_id, claim.call, outcome.error, retried=pause is not None)
-        log.warning("call failed", event_name="call.failed", run=self.run_id, node=node.name, call=claim.call, attempt=claim.failures + 1, error=outcome.error, retry_s=pause)
+        log.warning(
+            "call failed",
+            event_name="call.failed",
+            run=self.run_id,
+            node=node.name,
+            call=claim.call,
+            attempt=claim.failures + 1,
+            error=outcome.error,
+            retry_s=pause,
+        )
         if pause is None and node.plan.on_failure == "skip":
             self._finish(claim, self.process.payloads.skipped(outcome.error), skipped=True)
         elif pause is None and node.plan.on_failure == "default":
@@ -213,14 +236,21 @@ class Drive:
             wanted = self._wanted()
         if not finished and not wanted:
             return
-        released = [call for step in joins.values() if step.members for _, calls in step.members for call in calls]
+        released = [
+            call for step in joins.values() if step.members for _, calls in step.members for call in calls
+        ]
         keep = 0 if self._given or self._claimed else self._keep(released)
         try:
             answer = self._transition(finished, joins, wanted, keep)
         except (RedisConnectionError, RedisTimeoutError):
-            answer = self._transition_again(finished, joins)
+            answer = self._again(lambda keep: self._transition(finished, joins, (), keep))
         if answer.stale:
-            log.info("results refused, their claims were lost", event_name="drive.stale", run=self.run_id, calls=answer.stale)
+            log.info(
+                "results refused, their claims were lost",
+                event_name="drive.stale",
+                run=self.run_id,
+                calls=answer.stale,
+            )
         self._take(answer)
 
     def _drain(self) -> tuple[list[Done], dict[str, JoinStep]]:
@@ -243,10 +273,11 @@ class Drive:
             serves=self.process.serves,
         )
 
-    def _transition_again(self, finished: Sequence[Done], joins: dict[str, JoinStep]) -> Advance:
+    def _again(self, transition: Callable[[int], Advance]) -> Advance:
         """The answer was lost: record again (a repetition is refused), claim nothing, and let go of what the lost
         answer may have claimed, by taking a new name."""
-        answer = self._transition(finished, joins, (), 0)
+        log.warning("answer lost, the transition is repeated", event_name="drive.again", run=self.run_id)
+        answer = transition(0)
         with self._lock:
             self._claimed.clear()
             self._given.clear()
@@ -264,7 +295,11 @@ class Drive:
             return []
         length = self.plan.expected_length(self.process.lengths, self._given[0])
         number = CallId(self._given[0]).node
-        most = TOGETHER if self.plan.node(number).is_async else claim_size(length, window_s=COMMIT_S, most=CLAIM_MOST)
+        most = (
+            TOGETHER
+            if self.plan.node(number).is_async
+            else claim_size(length, window_s=COMMIT_S, most=CLAIM_MOST)
+        )
         return [self._given.popleft() for _ in range(min(most, len(self._given)))]
 
     def _keep(self, calls: Sequence[str]) -> int:
@@ -316,7 +351,12 @@ class Drive:
         self.process.reporter.flush()
         self.fail(current.work.claim, failure(current.work.node, current.work.claim, reason))
         self._commit_now()
-        log.critical("a call cannot be interrupted, its process ends", event_name="drive.stuck", run=self.run_id, node=current.work.node.name)
+        log.critical(
+            "a call cannot be interrupted, its process ends",
+            event_name="drive.stuck",
+            run=self.run_id,
+            node=current.work.node.name,
+        )
         os._exit(STUCK_EXIT)
 
     def _hand_back(self) -> None:
@@ -356,7 +396,10 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     except RedisError as error:
         log.error(
             "the server was lost in the middle of a message; its calls are re-issued",
-            event_name="drive.lost", run=run_id, calls=list(calls), error=str(error),
+            event_name="drive.lost",
+            run=run_id,
+            calls=list(calls),
+            error=str(error),
         )
         with suppress(RedisError):
             process.reincarnate()

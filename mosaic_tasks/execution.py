@@ -21,9 +21,8 @@ from mosaic_tasks.agents import run_agent
 from mosaic_tasks.plan import INPUTS, ITEM, Ref
 from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.process import Process
-from mosaic_tasks.references import resolve, walk
+from mosaic_tasks.references import read
 from mosaic_tasks.templates import evaluate
-from mosaic_tasks.tools import call_tool
 
 
 class Value(NamedTuple):
@@ -92,18 +91,14 @@ class Execution:
             return Skip(f"its condition {node.plan.when!r} is false")
         for source in node.required:
             if self._decoded.get(source, _MISSING) is _SKIPPED:
-                return Skip(f"node {self._name(source)!r} was skipped")
+                return Skip(f"{self.plan.label(source)} was skipped")
         return None
 
     def _work(self, claim: Claim, call: CallId, node: PreparedNode) -> Work:
-        item = _own_copy(self._items(node)[call.item]) if call.item is not None else None
+        item = self._items(node)[call.item] if call.item is not None else None
         names = self._names(node, item) if node.plan.agent is not None else {}
-        bindings = node.plan.bindings
-        if node.has_refs:
-            bindings = resolve(bindings, lambda ref: self._read(ref, item))
-        elif bindings:
-            bindings = _own_copy(bindings)
-        return Work(claim, call, node, bindings, names)
+        arguments = _own_copy(node.arguments(lambda source: self._source(source, item)))
+        return Work(claim, call, node, arguments, names)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -129,27 +124,22 @@ class Execution:
         for source, envelope in zip(missing, present, strict=True):
             self._decoded[source] = _SKIPPED if payloads.is_skipped(envelope) is not None else next(values)
 
+    def _source(self, source: int, item: Any) -> Any:
+        value = item if source == ITEM else self._decoded[source]
+        return None if value is _SKIPPED else value
+
     def _read(self, ref: Ref, item: Any) -> Any:
-        if ref.source == ITEM:
-            return walk(item, ref.path, "the item")
-        value = self._decoded[ref.source]
-        if value is _SKIPPED:
-            return None
-        found = walk(value, ref.path, "the inputs" if ref.source == INPUTS else f"node {self._name(ref.source)!r}")
-        return _own_copy(found)
+        value = self._source(ref.source, item)
+        return None if value is None else read(ref, value, self.plan.label)
 
     def _names(self, node: PreparedNode, item: Any) -> Mapping[str, Any]:
-        names = {name: self._read(ref, item) for name, ref in node.plan.names.items() if ref.source != ITEM}
-        if node.plan.for_each is not None:
-            names[node.plan.item_name] = item
-        return names
+        return {name: self._read(ref, item) for name, ref in node.plan.names.items()}
 
     def _items(self, node: PreparedNode) -> Sequence[Any]:
         """The list that a fan-out goes over."""
         ref = node.plan.for_each
         assert ref is not None
-        value = self._decoded[ref.source]
-        items = walk(value, ref.path, f"node {self._name(ref.source)!r}")
+        items = self._read(ref, None)
         if not isinstance(items, list):
             raise ToolError(f"for_each needs a list, and got {type(items).__name__}: {str(items)[:80]!r}")
         return items
@@ -164,9 +154,6 @@ class Execution:
         values = iter(payloads.unpack_many(self.run_id, wanted))
         return [None if skip else next(values) for skip in skipped]
 
-    def _name(self, source: int) -> str:
-        return "inputs" if source == INPUTS else self.plan.plan.nodes[source].name
-
     def _value(self, value: Any) -> Value:
         return Value(self.process.payloads.pack(self.run_id, value), _shown(value))
 
@@ -177,7 +164,8 @@ class Execution:
         try:
             if work.node.plan.kind == "task":
                 return self._value(self._run_task(work))
-            return self._value(call_tool(work.node.tool, work.arguments))
+            result = work.node.tool.function(**work.arguments)
+            return self._value(list(result) if work.node.tool.mode == "generator" else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
 
@@ -267,7 +255,11 @@ def _own_copy(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, (int, float, bool, type(None))) else f"{type(value).__name__}: {str(value)[:120]}"
+    return (
+        repr(value)
+        if isinstance(value, (int, float, bool, type(None)))
+        else f"{type(value).__name__}: {str(value)[:120]}"
+    )
 
 
 class _Marker:

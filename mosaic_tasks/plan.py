@@ -64,6 +64,7 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
         item_name: the argument that receives the item of a fan-out call.
         when: a sandboxed Jinja expression over input and node names; false skips the node.
         names: the names that `when` and the agent's templates read, each with its `Ref`.
+        concurrent: its calls wait more than they work, and run together on an event loop (agents, coroutines).
         raises: the joins that this node raises when it closes.
     """
 
@@ -84,6 +85,7 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
     agent: AgentPlan | None = None
     output_schema: dict[str, Any] | None = None
     tags: tuple[str, ...] = ()
+    concurrent: bool = False
     raises: tuple[int, ...] = ()
 
 

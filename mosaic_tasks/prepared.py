@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from mosaic_queues.ledger import JoinStep
-from mosaic_tasks.plan import INPUTS, ITEM, NodePlan, Plan, Ref, decode_ref
+from mosaic_tasks.plan import ITEM, NodePlan, Plan, Ref, decode_ref
+from mosaic_tasks.references import Label, label_in, prepare
 from mosaic_tasks.sharing import Lengths
 from mosaic_tasks.templates import names_in_expression
 from mosaic_tasks.tools import ToolSpec, resolve_tool
@@ -33,13 +34,14 @@ class PreparedNode:
     """A node with what its execution asks again and again.
 
     Attributes:
+        arguments: gives the call's arguments from a lookup of sources.
         required: numbers of the producers without whose output it cannot run.
         optional: producers that only its condition names.
     """
 
-    def __init__(self, number: int, plan: NodePlan) -> None:
+    def __init__(self, number: int, plan: NodePlan, label: Label) -> None:
         self.number, self.plan, self.name = number, plan, plan.name
-        self.has_refs = any(True for _ in _refs(plan.bindings))
+        self.arguments = prepare(plan.bindings, label)
         conditional = names_in_expression(plan.when) if plan.when else frozenset()
         named = {ref.source for name, ref in plan.names.items() if plan.agent or name not in conditional}
         bound = {ref.source for ref in _refs(plan.bindings)}
@@ -66,11 +68,12 @@ class PreparedPlan:
     """A plan with its nodes prepared on demand.
 
     Attributes:
-        joins: for each join what it releases, as the ledger takes it.
+        label: names a source in messages.
     """
 
     def __init__(self, plan_hash: str, plan: Plan) -> None:
         self.hash, self.plan = plan_hash, plan
+        self.label = label_in(plan)
         self._nodes: dict[int, PreparedNode] = {}
         self._joins: dict[int, JoinStep] = {}
 
@@ -78,7 +81,7 @@ class PreparedPlan:
         """The node with this number."""
         node = self._nodes.get(number)
         if node is None:
-            node = self._nodes[number] = PreparedNode(number, self.plan.nodes[number])
+            node = self._nodes[number] = PreparedNode(number, self.plan.nodes[number], self.label)
         return node
 
     def join(self, number: int) -> JoinStep:
@@ -110,6 +113,11 @@ class PreparedPlan:
         node = self.plan.nodes[int(number)]
         return (node.target or f"agent:{node.name}", rest if rest == CLOSE else "")
 
+    def is_concurrent(self, call: str) -> bool:
+        """Whether such calls run together on an event loop."""
+        number, _, rest = call.partition(".")
+        return self.plan.nodes[int(number)].concurrent and rest != CLOSE
+
     def expected_length(self, lengths: Lengths, call: str) -> float | None:
         """How long such a call takes, in seconds; None when never measured here."""
         return lengths.get(self.length_key(call))
@@ -129,4 +137,4 @@ def _refs(value: Any) -> Iterator[Ref]:
             yield from _refs(inner)
 
 
-__all__ = ["CLOSE", "INPUTS", "INPUTS_CALL", "CallId", "PreparedNode", "PreparedPlan"]
+__all__ = ["CLOSE", "INPUTS_CALL", "CallId", "PreparedNode", "PreparedPlan"]

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 from celery import Celery
-from redis import Redis
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from mosaic_queues.connection import connect
 from mosaic_queues.ledger import Group, Ledger
 from mosaic_queues.liveness import Liveness, live_processes
-from mosaic_queues.outbox import Outbox
+from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
 from mosaic_tasks.plan import Plan
@@ -47,7 +49,8 @@ class Process:
         self.app, self.facts = app, facts
         self.settings: Settings = settings()
         self.client: Redis = connect(ledger_url(app))
-        self.ledger = Ledger(self.client, namespace=self.settings.namespace)
+        self.once: Redis = sending_once(self.client)
+        self.ledger = Ledger(self.client, once=self.once, namespace=self.settings.namespace)
         self.payloads = PayloadStore.from_settings(self.client)
         self.outbox = Outbox(app)
         self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
@@ -97,6 +100,7 @@ class Process:
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()
+        self.once.close()
         self.client.close()
 
     # -- sharing -----------------------------------------------------------------------------------------------
@@ -114,9 +118,15 @@ class Process:
 
     def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
         """Publishes ready calls in batches that suit their measured length and the workers there are."""
-        if not groups:
-            return
+        if groups:
+            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan))
 
+    def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
+        """Publishes the calls of a fan-out, in such batches, as a chord."""
+        if header:
+            self.outbox.publish_chord(run_id, header, close, batch_size=self._batch_size(plan))
+
+    def _batch_size(self, plan: PreparedPlan) -> BatchSize:
         def size(queue: str, calls: Sequence[str]) -> int:
             return batch_size(
                 len(calls),
@@ -124,9 +134,10 @@ class Process:
                 workers=self.slots(queue),
                 batch_s=self.settings.batch_s,
                 batch_calls=self.settings.batch_calls,
+                concurrent=plan.is_concurrent(calls[0]),
             )
 
-        self.outbox.publish(run_id, groups, batch_size=size)
+        return size
 
     # -- plans and values --------------------------------------------------------------------------------------
 
@@ -159,6 +170,13 @@ class Process:
             cache[key] = value
             while len(cache) > most:
                 cache.popitem(last=False)
+
+
+def sending_once(client: Redis) -> Redis:
+    """A client of the same server that never sends a command again by itself."""
+    pool = client.connection_pool
+    options = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "retry_on_error": []}
+    return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 def ledger_url(app: Celery) -> str | None:

@@ -209,14 +209,10 @@ def read(ref: Ref, value: Any, label: Label = _number_label) -> Any:
     """
     for depth, step in enumerate(ref.path):
         try:
-            value = value[step] if isinstance(value, (dict, list, tuple)) else _nothing()
-        except (KeyError, IndexError, TypeError):
+            value = value[step]
+        except (LookupError, TypeError):
             raise BindingError(_missing(ref, depth, value, label)) from None
     return value
-
-
-def _nothing() -> Any:
-    raise KeyError
 
 
 def _missing(ref: Ref, depth: int, value: Any, label: Label) -> str:

@@ -36,8 +36,13 @@ class Reporter:
             return
         task_id = f"{run_id}:{call}"
         self._add(
-            "task-received", uuid=task_id, name=CALL_TASK, args=f"({node!r}, {call!r})", kwargs="{}",
-            retries=attempt, root_id=run_id,
+            "task-received",
+            uuid=task_id,
+            name=CALL_TASK,
+            args=f"({node!r}, {call!r})",
+            kwargs="{}",
+            retries=attempt,
+            root_id=run_id,
         )
         self._add("task-started", uuid=task_id)
 

@@ -14,6 +14,10 @@ MESSAGE_COST_S = 0.003
 """What a message costs its worker and the client together, measured (Celery 5.7, loopback)."""
 
 
+TOGETHER = 32
+"""Calls that run together on one event loop."""
+
+
 def calls_to_keep(
     ready: int, *, length_s: float | None, workers: int, budget_calls: int, budget_s: float
 ) -> int:
@@ -31,9 +35,20 @@ def calls_to_keep(
 
 
 def batch_size(
-    waiting: int, *, length_s: float | None, workers: int, batch_s: float, batch_calls: int
+    waiting: int,
+    *,
+    length_s: float | None,
+    workers: int,
+    batch_s: float,
+    batch_calls: int,
+    concurrent: bool = False,
 ) -> int:
-    """How many of `waiting` calls one message carries: `batch_s` of work, and something for every worker."""
+    """How many of `waiting` calls one message carries: `batch_s` of work, and something for every worker.
+
+    Calls that run together on an event loop do not add up: their length does not bound the batch.
+    """
+    if concurrent:
+        return max(1, min(math.ceil(waiting / max(workers, 1)), TOGETHER, batch_calls))
     length = UNKNOWN_LENGTH_S if length_s is None else length_s
     by_time = int(batch_s / length) if length > 0 else batch_calls
     by_workers = math.ceil(waiting / max(2 * workers, 1))

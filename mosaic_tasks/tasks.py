@@ -6,11 +6,10 @@ from typing import Any
 
 from celery import Celery
 
-from mosaic_queues.outbox import CALL_TASK
+from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK
 from mosaic_tasks.driver import drive
 from mosaic_tasks.process import process_for
 
-CLOSE_TASK = "mosaic.close"
 SUBMIT_TASK = "mosaic.submit"
 SUBMIT_QUEUE = "mosaic.cpu"
 

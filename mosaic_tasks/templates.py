@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, Undefined, meta, nodes, pass_context
 from jinja2.filters import FILTERS
@@ -38,6 +38,8 @@ MAX_SOURCE_CHARS = 256 * 1024
 MAX_S = 10.0
 """Seconds that one rendering may take."""
 _MAX_WORK = 16 * 1024 * 1024
+_ELEMENT = 4
+"""An element of a container costs as much of the budget as so many characters."""
 _MAX_BITS = 4096
 
 _STATEMENTS = (
@@ -56,10 +58,11 @@ _LOOP_NAMES = frozenset(
     "changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
 )
 _FILTERS = (
-    "abs batch capitalize count d default dictsort first float groupby int items last length list lower map max min "
-    "reject rejectattr reverse round select selectattr sort striptags title trim truncate unique upper urlencode "
+    "abs capitalize count d default dictsort first float groupby int items last length list lower map max min "
+    "reject rejectattr reverse select selectattr sort title trim truncate unique upper urlencode "
     "wordcount wordwrap"
 ).split()
+_T = TypeVar("_T")
 _COUNT, _BOUND, _CONCAT = "<count>", "<bound>", "<concat>"
 
 
@@ -101,8 +104,8 @@ def _weigh(value: Any) -> int:
     weight, waiting = 0, [value]
     while waiting:
         part = waiting.pop()
-        weight += len(part) + 1 if isinstance(part, str) else 1
-        if weight > _MAX_WORK or len(waiting) > _MAX_WORK:
+        weight += len(part) + 1 if isinstance(part, str) else _ELEMENT
+        if weight + len(waiting) * _ELEMENT > _MAX_WORK:
             raise BindingError(f"the template makes more than {_MAX_WORK:,} characters and elements")
         if isinstance(part, Mapping):
             waiting += [*part.keys(), *part.values()]
@@ -188,8 +191,15 @@ def _indent(text: str, width: int = 4, first: bool = False) -> str:
 def _sum(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> float:
     total = start
     for value in values:
-        total += value if attribute is None else _environment.getitem(value, attribute)
+        number = value if attribute is None else _environment.getitem(value, attribute)
+        if not isinstance(number, (int, float)):
+            raise BindingError(f"the template sums a {type(number).__name__}; only numbers can be summed")
+        total += number
     return total
+
+
+def _round(value: float, precision: int = 0) -> float:
+    return round(float(value), max(-300, min(precision, 300)))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
@@ -265,10 +275,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         if not isinstance(obj, Namespace) or attribute.startswith("_"):
             return self._absent(obj, attribute)
-        try:
-            return obj[attribute]
-        except KeyError:
-            return self._absent(obj, attribute)
+        return getattr(obj, attribute, self._absent(obj, attribute))
 
     def _absent(self, obj: Any, name: Any) -> Undefined:
         if isinstance(obj, Mapping):
@@ -285,11 +292,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             _spent.get().step(_weigh(result))
         return result
 
-    def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, *args: Any, **options: Any) -> Any:
         _spent.get().step()
         if isinstance(function, LoopContext):
             raise BindingError("the template calls its loop; recursive loops are not allowed")
-        return super().call(context, function, *args, **options)
+        result = super().call(context, function, *args, **options)
+        if isinstance(result, (str, list, tuple)):
+            _spent.get().step(_weigh(result))
+        return result
 
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         return super()._generate(_rewritten(source), *args, **options)
@@ -316,7 +326,7 @@ def _check_repetition(left: Any, right: Any) -> None:
         raise BindingError(f"the template makes a text of more than {MAX_OUTPUT_CHARS:,} characters")
 
 
-def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
@@ -350,8 +360,9 @@ def _new_environment() -> _Environment:
         undefined=StrictUndefined, autoescape=False, finalize=_finalize, keep_trailing_newline=False,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    own = {
-        "join": _join, "replace": _replace, "indent": _indent, "sum": _sum, "tojson": _to_json, "string": _text,
+    own: dict[str, Callable[..., Any]] = {
+        "join": _join, "replace": _replace, "indent": _indent, "round": _round, "sum": _sum,
+        "tojson": _to_json, "string": _text,
     }  # fmt: skip
     wrapped = {name: _guarded(FILTERS[name]) for name in _FILTERS} | {
         name: _guarded(function) for name, function in own.items()
@@ -462,7 +473,8 @@ def names_in_expression(source: str) -> frozenset[str]:
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
-    read, made = set(), set()
+    read: set[str] = set()
+    made: set[str] = set()
     for name in tree.find_all(nodes.Name):
         (read if name.ctx == "load" else made).add(name.name)
     if read & made:
@@ -479,8 +491,7 @@ def render(source: str, names: Mapping[str, Any]) -> str:
     """The text of a template.
 
     Raises:
-        BindingError: a name or key is missing, or the template does more than its budget allows.
-        TemplateProblem: the template cannot be used at all; validation tells so before a run.
+        BindingError: it cannot be used, a name or key is missing, or it does more than its budget allows.
     """
     return _within_budget(_rendered, source, names)
 
@@ -489,19 +500,21 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     """The value of an expression, such as a node's condition.
 
     Raises:
-        BindingError: a name or key is missing, or the expression does more than its budget allows.
-        TemplateProblem: the expression cannot be used at all; validation tells so before a run.
+        BindingError: it cannot be used, a name or key is missing, or it does more than its budget allows.
     """
     return _within_budget(_evaluated, expression, names)
 
 
-def _within_budget(work: Callable[[str, Mapping[str, Any]], Any], source: str, names: Mapping[str, Any]) -> Any:
+_FAILURES = (
+    TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+
+def _within_budget(work: Callable[[str, Mapping[str, Any]], _T], source: str, names: Mapping[str, Any]) -> _T:
     token = _spent.set(_Spent())
     try:
         return work(source, names)
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, TemplateProblem):
-            raise
+    except _FAILURES as error:
         raise BindingError(f"the template {_excerpt(source)!r} fails: {error}") from error
     finally:
         _spent.reset(token)

@@ -1,4 +1,4 @@
-"""What the report's inputs can do wrong. Each message is one sentence for the person who asked for the report.
+"""What can be wrong with a report's inputs; each message is a sentence for the person who asked for it.
 
 ReportError (a ValueError)
  ├── RepositoryError   the repository, or what git says about it, is unusable

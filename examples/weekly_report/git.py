@@ -1,4 +1,4 @@
-"""Runs git on a repository that may be anybody's: without a shell, a pager, a hook, a prompt or the network."""
+"""Runs git on anybody's repository: without a shell, a pager, a hook, a prompt or the network."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class Git:
             ) from error
         except subprocess.TimeoutExpired as error:
             raise RepositoryError(
-                f"git {arguments[0]} in {str(self.folder)!r} took longer than {TIMEOUT_S:.0f} s; choose a shorter period"
+                f"git {arguments[0]} in {str(self.folder)!r} took longer than {TIMEOUT_S:.0f} s; "
+                "choose a shorter period"
             ) from error
         except OSError as error:
             raise RepositoryError(
@@ -101,7 +102,8 @@ def _environment() -> dict[str, str]:
 def _folder(repo: str) -> Path:
     if "://" in repo or repo.startswith("git@"):
         raise RepositoryError(
-            f"{_without_credentials(repo)!r} is an address; clone the repository first and give the path of the clone"
+            f"{_without_credentials(repo)!r} is an address; "
+            "clone the repository first and give the path of the clone"
         )
     if not repo or "\0" in repo:
         raise RepositoryError(f"{repo!r} is not a path; give the path of a git repository")

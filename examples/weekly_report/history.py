@@ -31,8 +31,8 @@ def commits(repo: str = ".", since: str | None = None, until: str | None = None)
 
     Args:
         repo: path of a git repository or of a folder in one.
-        since: what `git log --since` accepts; without it the last seven days, or, when nothing happened in them,
-            the seven days up to the latest commit.
+        since: what `git log --since` accepts; without it the last seven days, or, when nothing
+            happened in them, the seven days up to the latest commit.
         until: what `git log --until` accepts; without it now.
 
     Raises:
@@ -78,7 +78,7 @@ def _period(git: Git, since: str | None, until: str | None, latest: int | None) 
         first = last - WEEK_S
     if first >= last:
         raise PeriodError(
-            f"the period from {since!r} to {until or 'now'!r} ends before it begins; choose an earlier `since`"
+            f"the period from {since!r} to {until or 'now'!r} ends before it begins; choose an earlier start"
         )
     return first, last
 
@@ -247,7 +247,10 @@ def _notes(history: History, *, asked: bool) -> Iterator[str]:
     if latest is None:
         yield f"{branch} has no commits yet."
     elif not history["items"]:
-        yield f"No commit falls in this period; the latest is of {day(latest)}. Choose an earlier start to include it."
+        yield (
+            f"No commit falls in this period; the latest is of {day(latest)}. "
+            "Choose an earlier start to include it."
+        )
     elif not asked and latest == history["until"]:
         yield (
             "Nothing was committed in the last seven days, so the report covers "
@@ -259,6 +262,6 @@ def _notes(history: History, *, asked: bool) -> Iterator[str]:
             "(`git fetch --unshallow` gets them)."
         )
     if history["truncated"]:
-        yield f"Only the latest {count(MAX_COMMITS, 'commit')} of the period are counted; choose a shorter period."
+        yield f"Only the latest {count(MAX_COMMITS, 'commit')} are counted; choose a shorter period."
     if latest is not None and history["branch"] is None:
         yield "The repository is on a detached head; the report covers the commits that lead to it."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from weekly_report.records import Identity
+from weekly_report.records import Commit, Identity
 
 _SHARED_EMAILS = re.compile(
     r"^$|^(root|none|nobody|noreply|no-reply|unknown|you)@|@localhost$|^[^@]*$|@\(none\)$"
@@ -27,24 +27,32 @@ _SHARED_NAMES = {
 _BOTS = re.compile(r"\[bot\]|^(dependabot|renovate|github[- ]actions?)\b|-bot$", re.IGNORECASE)
 
 
+def everybody(commits: Iterable[Commit]) -> Iterator[Identity]:
+    """Authors and co-authors, as often as they appear."""
+    for commit in commits:
+        yield commit["author"]
+        yield from commit["co_authors"]
+
+
 class Identities:
     """Merges identities that share an email or a name. Git has applied the mailmap before.
 
     Names and emails that many use (`root`, `noreply@...`) join nobody.
     """
 
-    def __init__(self, identities: Iterable[Identity]) -> None:
+    def __init__(self, identities: Iterable[Identity], *, others: Iterable[Identity] = ()) -> None:
+        """Joins `identities` and `others`; the latter lend their name only to who has no other."""
         self._parent: dict[str, str] = {}
         self._names: dict[str, Counter[str]] = {}
         self._emails: dict[str, set[str]] = {}
-        seen = list(identities)
-        for identity in seen:
-            first, *others = _keys(identity)
-            for other in others:
+        weighed = [*((one, 1) for one in identities), *((one, 0) for one in others)]
+        for identity, _ in weighed:
+            first, *rest = _keys(identity)
+            for other in rest:
                 self._parent[self._root(other)] = self._root(first)
-        for identity in seen:
+        for identity, weight in weighed:
             root = self._root(_keys(identity)[0])
-            self._names.setdefault(root, Counter())[identity["name"]] += 1
+            self._names.setdefault(root, Counter())[identity["name"]] += weight
             self._emails.setdefault(root, set()).add(identity["email"])
 
     def who(self, identity: Identity) -> str:
@@ -62,7 +70,7 @@ class Identities:
 
     def _root(self, key: str) -> str:
         while (parent := self._parent.setdefault(key, key)) != key:
-            self._parent[key] = self._parent[parent] if parent in self._parent else parent
+            self._parent[key] = self._parent.get(parent, parent)
             key = parent
         return key
 

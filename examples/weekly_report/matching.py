@@ -13,7 +13,7 @@ _CLOSING = re.compile(r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w
 
 
 def mentions(commits: Iterable[Commit], tickets: Iterable[Ticket]) -> dict[str, list[Mention]]:
-    """For each ticket that a commit names, those commits, newest first. A revert names, but does not close."""
+    """For each ticket that commits name, these commits, newest first. A revert names, but never closes."""
     known = {ticket["key"] for ticket in tickets}
     odd = [key for key in known if not _KEYS.fullmatch(key) and not key.startswith("#")]
     found: dict[str, list[Mention]] = {}

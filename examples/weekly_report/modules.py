@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from weekly_report.identities import Identities
+from weekly_report.identities import Identities, everybody
+from weekly_report.paths import is_generated
 from weekly_report.records import FileChange, History, Module, Modules
 
 TOP = "."
@@ -30,8 +31,8 @@ _MAX_DEPTH = 4
 
 
 def modules(history: History) -> Modules:
-    """The modules that changed, most changed lines first."""
-    identities = Identities(commit["author"] for commit in history["items"])
+    """The modules that changed, most changed lines first, generated files aside."""
+    identities = Identities(everybody(history["items"]))
     module_of = namer(history)
     tallies: dict[str, _Tally] = {}
     for commit in history["items"]:
@@ -39,17 +40,15 @@ def modules(history: History) -> Modules:
         for change in commit["files"]:
             tallies.setdefault(module_of(change["path"]), _Tally()).add(commit["hash"], author, change)
     found = [tally.module(name) for name, tally in tallies.items()]
-    found.sort(
-        key=lambda module: (-module["insertions"] - module["deletions"], -module["commits"], module["name"])
-    )
+    found.sort(key=lambda module: (-module["written"], -module["commits"], module["name"]))
     return Modules(items=found)
 
 
 def namer(history: History) -> Callable[[str], str]:
     """A function from a path to its module's name.
 
-    A module is a top folder, or a folder in one that only holds others (`src`, `packages`); one that holds most of
-    the changed files is told apart by its own folders.
+    A module is a top folder, or a folder in one that only holds others (`src`, `packages`). One that holds
+    most of the changed files is told apart by its own folders.
     """
     folders = Counter(
         tuple(path.split("/")[:-1])
@@ -92,6 +91,7 @@ class _Tally:
     files: set[str] = field(default_factory=set)
     insertions: int = 0
     deletions: int = 0
+    written: int = 0
 
     def add(self, commit: str, author: str, change: FileChange) -> None:
         if commit not in self.commits:
@@ -100,6 +100,8 @@ class _Tally:
         self.files.add(change["path"])
         self.insertions += change["insertions"]
         self.deletions += change["deletions"]
+        if not is_generated(change["path"]):
+            self.written += change["insertions"] + change["deletions"]
 
     def module(self, name: str) -> Module:
         return Module(
@@ -109,6 +111,7 @@ class _Tally:
             files=len(self.files),
             insertions=self.insertions,
             deletions=self.deletions,
+            written=self.written,
         )
 
 

@@ -12,6 +12,7 @@ _GENERATED = re.compile(
     r"|(^|/)(node_modules|vendor|third_party|dist|__snapshots__)/"
     r"|\.min\.(js|css)$|\.(map|svg|snap|ipynb)$|_pb2(_grpc)?\.pyi?$|\.pb\.go$"
 )
+_TEST = re.compile(r"(^|/)(tests?|specs?|__tests__)/|(^|/)test_[^/]*$|[._-](test|spec)\.\w+$")
 _SHARED = re.compile(
     r"(^|/)(changelog|changes|history|news|contributors|authors|readme)(\.\w+)?$", re.IGNORECASE
 )
@@ -20,6 +21,11 @@ _SHARED = re.compile(
 def is_generated(path: str) -> bool:
     """Whether a program writes the file: lock files, bundles, vendored code."""
     return bool(_GENERATED.search(path))
+
+
+def is_test(path: str) -> bool:
+    """Whether the file holds tests."""
+    return bool(_TEST.search(path))
 
 
 def is_shared(path: str) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weekly_report.identities import Identities, is_bot
+from weekly_report.identities import Identities, everybody, is_bot
 from weekly_report.matching import mentions
 from weekly_report.modules import namer
 from weekly_report.paths import weight, written
@@ -16,7 +16,10 @@ from weekly_report.words import date_of
 
 def people(history: History, tickets: Tickets) -> People:
     """Everybody who committed, co-wrote a commit or closed a ticket in the period, most commits first."""
-    identities = Identities(_identities(history["items"], tickets["items"]))
+    identities = Identities(
+        everybody(history["items"]),
+        others=[assignee(ticket) for ticket in tickets["items"] if ticket["assignee"]],
+    )
     works = _works(history, tickets, identities)
     module_of = namer(history)
     found = [_person(who, work, identities, module_of) for who, work in works.items() if work.matters]
@@ -53,13 +56,6 @@ class _Work:
     @property
     def matters(self) -> bool:
         return bool(self.own or self.shared or self.merges or self.closed)
-
-
-def _identities(commits: list[Commit], tickets: list[Ticket]) -> Iterator[Identity]:
-    for commit in commits:
-        yield commit["author"]
-        yield from commit["co_authors"]
-    yield from (assignee(ticket) for ticket in tickets if ticket["assignee"])
 
 
 def _works(history: History, tickets: Tickets, identities: Identities) -> dict[str, _Work]:

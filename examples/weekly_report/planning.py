@@ -7,21 +7,24 @@ from datetime import date
 
 from weekly_report.matching import mentions
 from weekly_report.records import History, Mention, Plan, Problem, Problems, Step, Ticket, Tickets
+from weekly_report.ticket_fields import NORMAL
 from weekly_report.words import code, count, date_of, day, listed
 
 MOST = 12
+LEAST = 5
 AHEAD_DAYS = 7
 
 _URGENCY = ("urgent", "high", "", "low", "lowest")
 
 
 def plan(history: History, tickets: Tickets, problems: Problems) -> Plan:
-    """The tickets for next week in order, each with its reasons, at most twelve, and follow-ups of the problems."""
+    """At most twelve tickets for next week in order, with reasons, and follow-ups of the problems."""
     named = mentions(history["items"], tickets["items"])
     today = date_of(history["until"])
     waiting = [ticket for ticket in tickets["items"] if ticket["state"] != "done"]
     waiting.sort(key=lambda ticket: _order(ticket, today, named.get(ticket["key"], [])))
-    chosen = waiting[:MOST]
+    pressing = [ticket for ticket in waiting if _presses(ticket, today, named.get(ticket["key"], []))]
+    chosen = pressing[:MOST] if len(pressing) > LEAST else waiting[:LEAST]
     return Plan(
         steps=[_step(ticket, today, named.get(ticket["key"], [])) for ticket in chosen],
         follow_ups=list(_follow_ups(problems["items"])),
@@ -37,6 +40,13 @@ def _order(ticket: Ticket, today: date, found: Sequence[Mention]) -> tuple[int, 
     begun = bool(found) or ticket["state"] == "in_progress"
     score = ticket["rank"] - 2 * due - begun + 2 * (ticket["state"] == "blocked")
     return score, days if days is not None else 10_000, -len(found), ticket["key"]
+
+
+def _presses(ticket: Ticket, today: date, found: Sequence[Mention]) -> bool:
+    """Whether there is more to the ticket than that it exists."""
+    days = _days_left(ticket, today)
+    begun = found or ticket["state"] != "open" or ticket["reopened"]
+    return ticket["rank"] < NORMAL or bool(begun) or (days is not None and days <= AHEAD_DAYS)
 
 
 def _step(ticket: Ticket, today: date, found: Sequence[Mention]) -> Step:
@@ -60,15 +70,15 @@ def _reasons(ticket: Ticket, today: date, found: Sequence[Mention]) -> Iterator[
         yield f"{urgency} priority"
     if ticket["state"] == "blocked":
         yield f"blocked by {listed(ticket['blocked_by'])}" if ticket["blocked_by"] else "blocked"
+    if ticket["reopened"]:
+        yield "reopened"
     closing = [mention for mention in found if mention["closes"]]
     if closing:
-        yield f"commit {code(closing[0]['hash'][:7])} says it is done: check and close it"
+        yield f"commit {code(closing[0]['hash'][:7])} says it is done, which needs a check"
     elif found:
         yield f"begun in {count(len(found), 'commit')}"
     elif ticket["state"] == "in_progress":
         yield "in progress"
-    if ticket["reopened"]:
-        yield "reopened"
     if not ticket["assignee"]:
         yield "nobody has it yet"
 
@@ -81,7 +91,8 @@ def _follow_ups(problems: Sequence[Problem]) -> Iterator[str]:
     """What reverts and repeated fixes ask for."""
     for problem in problems:
         if problem["kind"] == "revert" and problem["severity"] != "low":
-            yield f"Decide what replaces the reverted change {code(problem['evidence'][1][:7])}."
+            change = problem["title"].removesuffix(" was reverted")
+            yield f"Decide what replaces {change}, which was reverted."
         elif problem["kind"] == "repeated_fix":
             paths = problem["evidence"][-1:]
             yield f"Cover {code(paths[0])} with a test: it was fixed more than once within two days."

@@ -1,4 +1,4 @@
-"""Finds what needs a look: reverts, hot-fixes, repeated fixes, files of many hands, reopened, late, blocked tickets."""
+"""Finds what needs a look: reverts, hurried fixes, files of many hands, tickets reopened, late, blocked."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from weekly_report.identities import Identities
-from weekly_report.paths import is_generated, is_shared
+from weekly_report.identities import Identities, everybody
+from weekly_report.paths import is_generated, is_shared, is_test
 from weekly_report.records import (
     Commit,
     History,
-    Identity,
     Problem,
     ProblemKind,
     Problems,
@@ -19,7 +18,7 @@ from weekly_report.records import (
     Ticket,
     Tickets,
 )
-from weekly_report.words import code, count, date_of, day, listed, quoted, sentence
+from weekly_report.words import code, count, date_of, day, first_sentence, listed, quoted, sentence
 
 SOON_S = 2 * 86_400
 MANY = 3
@@ -30,13 +29,16 @@ _HOTFIX = re.compile(
     r"\bhot-?\s?fix(es|ed)?\b|\b(urgent|emergency)\b.{0,20}\bfix|\bfix\b.{0,20}\b(production|prod|outage)\b",
     re.IGNORECASE,
 )
+_REASON = re.compile(
+    r"this reverts commit [0-9a-f]{7,64}[^.]*\.\s+(?![\w-]+: )(\S.*)", re.IGNORECASE | re.DOTALL
+)
 _FIX = re.compile(r"^([\w-]+(\([^)]*\))?!?: *)?((bug|hot)-?)?fix(e[sd]|ing)?\b|\bregression\b", re.IGNORECASE)
 
 
 def problems(history: History, tickets: Tickets) -> Problems:
     """All problems of the period, most severe first, each with its evidence."""
     commits = history["items"]
-    identities = Identities(_everybody(commits))
+    identities = Identities(everybody(commits))
     found = [
         *_reverts(commits, identities),
         *_reopened(tickets["items"]),
@@ -54,22 +56,17 @@ def is_fix(commit: Commit) -> bool:
     return not commit["merge"] and not commit["reverts"] and bool(_FIX.search(commit["subject"]))
 
 
-def _everybody(commits: Iterable[Commit]) -> Iterator[Identity]:
-    for commit in commits:
-        yield commit["author"]
-        yield from commit["co_authors"]
-
-
 def _reverts(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
     for commit in commits:
         for reverted in commit["reverts"]:
             original = _find(commits, reverted)
+            who = listed(_names([commit], identities))
             undone = _is_reverted(commit, commits)
             yield Problem(
                 kind="revert",
                 severity="low" if undone else "medium",
                 title=f"{quoted(_reverted_subject(commit, original))} was reverted",
-                detail=_revert_detail(commit, original, undone=undone),
+                detail=f"{who} {_revert_detail(commit, original, undone=undone)}",
                 evidence=[commit["hash"], original["hash"] if original else reverted],
                 people=_names([commit, *([original] if original else [])], identities),
             )
@@ -96,9 +93,10 @@ def _revert_detail(commit: Commit, original: Commit | None, *, undone: bool) -> 
     else:
         days = (date_of(commit["date"]) - date_of(original["date"])).days
         since = f"{count(days, 'day')} after it was made" if days else "on the day it was made"
-    return sentence(
-        f"taken back on {day(commit['date'])}, {since}" + (", and restored later" if undone else "")
-    )
+    reason = _REASON.search(commit["message"])
+    why = f" The reason given: {sentence(first_sentence(reason[1]))}" if reason else ""
+    later = ", and it was restored later" if undone else ""
+    return f"took it back on {day(commit['date'])}, {since}{later}.{why}"
 
 
 def _reopened(tickets: Iterable[Ticket]) -> Iterator[Problem]:
@@ -116,7 +114,7 @@ def _overdue(tickets: Iterable[Ticket], now: str) -> Iterator[Problem]:
         late = (date_of(now) - date_of(ticket["due"])).days
         if late > 0:
             severity: Severity = "high" if late > LONG_OVERDUE_DAYS or ticket["rank"] < 2 else "medium"
-            detail = f"it was due on {day(ticket['due'])}, {count(late, 'day')} before the end of this period{_with(ticket)}"
+            detail = f"it was due on {day(ticket['due'])}, {count(late, 'day')} ago{_with(ticket)}"
             yield _about(ticket, "overdue", severity, "is overdue", detail)
 
 
@@ -150,12 +148,15 @@ def _about(ticket: Ticket, kind: ProblemKind, severity: Severity, what: str, det
 def _hotfixes(commits: Iterable[Commit], identities: Identities) -> Iterator[Problem]:
     for commit in commits:
         if _HOTFIX.search(commit["subject"]) and not commit["reverts"]:
-            what = "a merged branch is called so" if commit["merge"] else "its message says so"
+            files = [code(path) for path in _own_files(commit)]
+            where = f" in {listed(files, limit=3, rest='more files')}" if files else ""
+            who = listed(_names([commit], identities))
+            what = "merged" if commit["merge"] else "needed"
             yield Problem(
                 kind="hotfix",
                 severity="medium",
-                title=f"{quoted(commit['subject'])} was a hot-fix",
-                detail=sentence(f"made on {day(commit['date'])}; {what}"),
+                title=f"A hot-fix was {what}: {quoted(commit['subject'])}",
+                detail=f"{who} made it on {day(commit['date'])}{where}.",
                 evidence=[commit["hash"]],
                 people=_names([commit], identities),
             )
@@ -183,11 +184,11 @@ def _run(fixes: list[Commit]) -> list[Commit]:
 
 
 def _repeated(run: list[Commit], paths: list[str], identities: Identities) -> Problem:
-    were = "was" if len(paths) == 1 else "were"
+    files = listed([code(path) for path in paths], limit=3, rest="more files")
     return Problem(
         kind="repeated_fix",
         severity="high" if len(run) > 3 else "medium",
-        title=f"{listed([code(path) for path in paths], limit=3, rest='more files')} {were} fixed {len(run)} times",
+        title=f"{files} {'was' if len(paths) == 1 else 'were'} fixed {len(run)} times",
         detail=sentence(
             f"the fixes are {listed([quoted(commit['subject'], 70) for commit in run], limit=4)}"
         ),
@@ -219,9 +220,9 @@ def _many_hands(commits: Iterable[Commit], identities: Identities) -> Iterator[P
 
 
 def _own_files(commit: Commit) -> list[str]:
-    """The files that say something about the code: none that a program writes or that all write to."""
+    """The files whose changes say something: no tests, none that programs or all people write to."""
     paths = (change["path"] for change in commit["files"])
-    return [path for path in paths if not is_generated(path) and not is_shared(path)]
+    return [path for path in paths if not (is_generated(path) or is_shared(path) or is_test(path))]
 
 
 def _names(commits: Iterable[Commit], identities: Identities) -> list[str]:

@@ -143,7 +143,7 @@ class People(TypedDict):
 
 
 class Module(TypedDict):
-    """What happened in a part of the repository."""
+    """What happened in a part of the repository. `written`: changed lines in files that people write."""
 
     name: str
     commits: int
@@ -151,10 +151,11 @@ class Module(TypedDict):
     files: int
     insertions: int
     deletions: int
+    written: int
 
 
 class Modules(TypedDict):
-    """The parts of the repository that changed, most changed lines first."""
+    """The parts of the repository that changed, most changed lines first, generated files aside."""
 
     items: list[Module]
 
@@ -196,16 +197,16 @@ class Plan(TypedDict):
 
 
 class Brief(TypedDict):
-    """What a writer needs to know about a person: sentences, most important first."""
+    """What a writer needs to know about a person: sentences in groups, most important first."""
 
     name: str
-    facts: list[str]
+    facts: list[list[str]]
 
 
 class Briefs(TypedDict):
     """What the writers need to know."""
 
-    overview: list[str]
+    overview: list[list[str]]
     highlights: list[str]
     people: list[Brief]
 

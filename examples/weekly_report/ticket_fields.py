@@ -20,8 +20,8 @@ _RANKS = (
 )
 _BLOCKED = re.compile(r"\b(blocked|on hold|impediment|waiting for)\b", re.IGNORECASE)
 _DONE = re.compile(
-    r"^(done|closed|complete|completed|resolved|fixed|finished|cancell?ed|won'?t (do|fix)|released|merged|rejected"
-    r"|duplicate|invalid|deployed|shipped|not planned|erledigt)$",
+    r"^(done|closed|complete|completed|resolved|fixed|finished|cancell?ed|won'?t (do|fix)|released"
+    r"|merged|rejected|duplicate|invalid|deployed|shipped|not planned|erledigt)$",
     re.IGNORECASE,
 )
 _BEGUN = re.compile(
@@ -83,7 +83,7 @@ def is_done(status: str) -> bool:
 
 
 def moment(value: Any) -> str | None:
-    """The date or time in ISO form, UTC when it has a zone; None when there is none or it can be read in two ways."""
+    """The date or time in ISO form, in UTC when it has a zone; None without one that has a single reading."""
     given = words(value)
     if not given:
         return None
@@ -102,7 +102,7 @@ def _iso(given: str) -> str:
 
 
 def _written(given: str) -> date | None:
-    """`31/Jan/26`, `31 January 2026`, `31.01.2026`, `2026/1/31`, and `31/01/2026` where it has one reading."""
+    """`31/Jan/26`, `31 January 2026`, `31.01.2026`, `2026/1/31`, and `31/01/2026` if it has one reading."""
     if match := re.match(r"(\d{1,2})[ /.-]+([A-Za-z]{3})[a-z]*[ /.,-]+(\d{4}|\d\d)\b", given):
         return _date(match[3], str(_MONTHS.get(match[2].casefold(), 0)), match[1])
     if match := re.match(r"([A-Za-z]{3})[a-z]*\.? (\d{1,2}),? (\d{4})\b", given):

@@ -16,8 +16,8 @@ from weekly_report.words import clipped, count
 MAX_BYTES = 50_000_000
 
 ACCEPTED = (
-    'accepted are Jira\'s REST search (`{"issues": [{"key", "fields"}]}`), GitHub\'s issues (the REST list or '
-    "`gh issue list --json number,title,state,...`) and CSV whose header names a key and a title or status"
+    'accepted are Jira\'s REST search (`{"issues": [{"key", "fields"}]}`), GitHub\'s issues (the REST list '
+    "or `gh issue list --json number,title,state,...`) and CSV whose header names a key and a title or status"
 )
 
 
@@ -94,7 +94,7 @@ def _github(found: list[dict[str, Any]]) -> Tickets:
 
 
 def _pages(text: str) -> Iterator[Any]:
-    """The JSON values one after the other (as `gh api --paginate` prints them); a list of pages is taken apart."""
+    """The JSON values one after the other, as `gh api --paginate` prints them, and the pages in a list."""
     decoder, at = json.JSONDecoder(), 0
     text = text.strip()
     while at < len(text):

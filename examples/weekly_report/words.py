@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import date, datetime
 
-_MONTHS = ("January February March April May June July August September October November December").split()
+_MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

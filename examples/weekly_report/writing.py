@@ -1,6 +1,6 @@
 """Turns the findings into sentences, most important first: the facts that the writers get.
 
-Each fact is one line and a whole sentence, so that a writer without a language model can choose and arrange them.
+Each fact is one line and a whole sentence, so that also a writer without a language model can arrange them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from weekly_report.modules import label
-from weekly_report.paths import weight
+from weekly_report.identities import Identities, everybody
+from weekly_report.modules import label, namer
+from weekly_report.paths import weight, written
 from weekly_report.people import closed_within
 from weekly_report.problems import is_fix
 from weekly_report.records import (
@@ -32,20 +33,20 @@ from weekly_report.words import count, first_sentence, lines, listed, period, qu
 _TRAILER = re.compile(
     r"^([A-Za-z][A-Za-z-]*-[Bb]y|[Cc]hange-[Ii]d|[Ff]ixes|[Cc]loses|[Rr]efs?|[Ss]ee): ?\S", re.MULTILINE
 )
-_TALKED_THROUGH = 4
-_NAMED = 10
+_EXPLAINED = 4
+_NAMED = 8
 
 
 def briefs(
     history: History, tickets: Tickets, people: People, modules: Modules, problems: Problems, plan: Plan
 ) -> Briefs:
-    """The facts for the overview and for each person's section."""
+    """The facts for the overview, the highlights and each person's section; programs get no section."""
     facts = _Facts(history, tickets, problems)
     return Briefs(
-        overview=[sentence(fact) for fact in _overview(facts, people, modules, plan)],
+        overview=_overview(facts, people, modules, plan),
         highlights=[sentence(fact) for fact in _highlights(facts)],
         people=[
-            Brief(name=person["name"], facts=[sentence(fact) for fact in _about(person, facts, plan)])
+            Brief(name=person["name"], facts=_about(person, facts, plan))
             for person in people["items"]
             if not person["bot"]
         ],
@@ -58,10 +59,25 @@ class _Facts:
     def __init__(self, history: History, tickets: Tickets, problems: Problems) -> None:
         self.history = history
         self.problems = problems["items"]
+        self._identities = Identities(everybody(history["items"]))
+        self._module_of = namer(history)
         self.commits = {commit["hash"]: commit for commit in history["items"]}
         self.tickets = {ticket["key"]: ticket for ticket in tickets["items"]}
         self.reverted = {problem["evidence"][1] for problem in self.problems if problem["kind"] == "revert"}
         self.closed = [ticket for ticket in tickets["items"] if closed_within(ticket, history)]
+
+    def author(self, commit: Commit) -> str:
+        """The author's name, as in the rest of the report."""
+        return self._identities.name(self._identities.who(commit["author"]))
+
+    def alone(self) -> bool:
+        """Whether one person made all the commits."""
+        return len({self._identities.who(one) for one in everybody(self.history["items"])}) < 2
+
+    def where(self, commit: Commit) -> str:
+        """The modules that a commit changed."""
+        modules = dict.fromkeys(self._module_of(change["path"]) for change in written(commit))
+        return listed(label(modules), limit=2)
 
     def notable(self) -> list[Commit]:
         """The commits that changed most, without merges, reverts and what was reverted."""
@@ -73,16 +89,25 @@ class _Facts:
         return sorted(kept, key=lambda commit: -weight(commit))
 
 
-def _overview(facts: _Facts, people: People, modules: Modules, plan: Plan) -> Iterator[str]:
-    yield _totals(facts.history, people)
-    if modules["items"] and any(module["insertions"] + module["deletions"] for module in modules["items"]):
-        yield _where(modules)
-    if facts.closed:
-        yield f"{_ticket_count(facts.closed, 'was', 'were')} closed: {_ticket_list(facts.closed)}"
-    yield from _problem_facts(facts.problems)
-    yield from _largest(facts)
-    yield from _next(plan)
-    yield from facts.history["notes"]
+def _grouped(*groups: Iterable[str]) -> list[list[str]]:
+    """Facts as whole sentences, in groups that belong together."""
+    sentences = ([sentence(fact) for fact in group] for group in groups)
+    return [group for group in sentences if group]
+
+
+def _overview(facts: _Facts, people: People, modules: Modules, plan: Plan) -> list[list[str]]:
+    return _grouped(
+        [_totals(facts.history, people), *_where(modules)],
+        [*_closed(facts.closed), *_largest(facts)],
+        _problem_facts(facts.problems),
+        _next(plan),
+    )
+
+
+def _closed(closed: Sequence[Ticket]) -> Iterator[str]:
+    if closed:
+        were = "was" if len(closed) == 1 else "were"
+        yield f"{count(len(closed), 'ticket')} {were} closed: {_ticket_list(closed)}"
 
 
 def _totals(history: History, people: People) -> str:
@@ -92,8 +117,10 @@ def _totals(history: History, people: People) -> str:
     if not history["items"]:
         return f"Nothing was committed from {span}" if " to " in span else f"Nothing was committed on {span}"
     writers = [
-        person for person in people["items"] if person["commits"] or person["co_authored"] or person["merges"]
-    ]
+        person
+        for person in people["items"]
+        if (person["commits"] or person["co_authored"] or person["merges"]) and not person["bot"]
+    ] or people["items"]
     changed = lines(sum(c["insertions"] for c in commits), sum(c["deletions"] for c in commits))
     files = len({change["path"] for commit in commits for change in commit["files"]})
     when = f"From {span}" if " to " in span else f"On {span}"
@@ -106,16 +133,14 @@ def _totals(history: History, people: People) -> str:
     return f"{when}, {who} {count(len(commits), 'commit')}{merged} in {count(files, 'file')} ({changed})"
 
 
-def _where(modules: Modules) -> str:
-    first, *others = [module for module in modules["items"] if module["insertions"] + module["deletions"]]
-    head = f"Most of the work went into {label([first['name']])[0]} ({count(first['commits'], 'commit')})"
-    if not others:
-        return head.replace("Most of the work", "The work")
-    return f"{head}, followed by {listed(label(module['name'] for module in others[:3]))}"
-
-
-def _ticket_count(tickets: Sequence[Ticket], one: str, many: str) -> str:
-    return f"{count(len(tickets), 'ticket')} {one if len(tickets) == 1 else many}"
+def _where(modules: Modules) -> Iterator[str]:
+    changed = [module for module in modules["items"] if module["written"]]
+    if changed:
+        names = label(module["name"] for module in changed)
+        most = f"Most of the work went into {names[0]} ({count(changed[0]['commits'], 'commit')})"
+        yield (
+            f"{most}, followed by {listed(names[1:4])}" if names[1:] else f"All the work went into {names[0]}"
+        )
 
 
 def _ticket_list(tickets: Sequence[Ticket], limit: int = 5) -> str:
@@ -126,15 +151,20 @@ def _problem_facts(problems: Sequence[Problem]) -> Iterator[str]:
     serious = [problem for problem in problems if problem["severity"] != "low"]
     for problem in serious[:4]:
         yield problem["title"]
-    if len(serious) > 4:
-        yield f"{count(len(serious) - 4, 'more problem')} of that weight {'is' if len(serious) == 5 else 'are'} listed below"
+    rest = len(serious) - 4
+    if rest > 0:
+        yield f"{count(rest, 'more problem')} of that weight {'is' if rest == 1 else 'are'} listed below"
 
 
 def _largest(facts: _Facts) -> Iterator[str]:
     notable = facts.notable()[:3]
     if len(notable) > 1:
-        subjects = [f"{quoted(commit['subject'], 80)} by {commit['author']['name']}" for commit in notable]
+        subjects = [quoted(commit["subject"], 80) + _by(facts, commit) for commit in notable]
         yield f"The largest changes were {listed(subjects)}"
+
+
+def _by(facts: _Facts, commit: Commit) -> str:
+    return "" if facts.alone() else f" by {facts.author(commit)}"
 
 
 def _next(plan: Plan) -> Iterator[str]:
@@ -151,18 +181,31 @@ def _highlights(facts: _Facts) -> Iterator[str]:
         by = f" by {ticket['assignee']}" if ticket["assignee"] else ""
         yield f"{ticket['key']} {quoted(ticket['title'])} was closed{by}"
     for commit in facts.notable()[:5]:
-        yield f"{commit['author']['name']}: {quoted(commit['subject'])} ({lines(commit['insertions'], commit['deletions'])})"
+        changed = lines(commit["insertions"], commit["deletions"])
+        where = f" in {modules}" if (modules := facts.where(commit)) else ""
+        why = f": {explanation}" if (explanation := _explanation(commit)) else ""
+        yield f"{quoted(commit['subject'])}{_by(facts, commit)} ({changed}{where}){why}"
 
 
-def _about(person: Person, facts: _Facts, plan: Plan) -> Iterator[str]:
+def _about(person: Person, facts: _Facts, plan: Plan) -> list[list[str]]:
     commits = [facts.commits[identifier] for identifier in person["hashes"]]
-    yield from _opening(person)
-    told = [commit for commit in commits if not commit["reverts"]]
-    yield from _told(told[:_TALKED_THROUGH])
-    yield from _ticket_facts(person, facts)
-    yield from _troubles(person, commits, facts)
-    yield from _next_steps(person, plan)
-    yield from _rest(told[_TALKED_THROUGH:])
+    told = [one for one in commits if not one["reverts"] and one["hash"] not in facts.reverted]
+    return _grouped(
+        [*_opening(person), *_told(told)],
+        [*_ticket_facts(person, facts), *_troubles(person, commits, facts)],
+        [*_next_steps(person, plan), *_partners(person)],
+    )
+
+
+def _told(commits: Sequence[Commit]) -> Iterator[str]:
+    """What the commits say: first those whose messages explain them, then the subjects of the others."""
+    explained = [commit for commit in commits if _explanation(commit)][:_EXPLAINED]
+    for commit in explained:
+        yield f"{quoted(commit['subject'])} ({short_day(commit['date'])}): {_explanation(commit)}"
+    yield from _subjects([commit for commit in commits if commit not in explained], more=bool(explained))
+
+
+def _partners(person: Person) -> Iterator[str]:
     if person["partners"]:
         yield f"{person['name']} worked together with {listed(person['partners'], limit=5)}"
 
@@ -198,15 +241,13 @@ def _most_of(shares: Sequence[Share]) -> str:
     return f", mainly in {listed(names[:2])}"
 
 
-def _told(commits: Sequence[Commit]) -> Iterator[str]:
-    """The large commits, with what their messages explain."""
-    plain = [commit for commit in commits if not _explanation(commit)]
-    if plain:
-        subjects = listed([quoted(commit["subject"]) for commit in plain])
-        yield f"The main {'change is' if len(plain) == 1 else 'changes are'} {subjects}"
-    for commit in commits:
-        if explanation := _explanation(commit):
-            yield f"{quoted(commit['subject'])} ({short_day(commit['date'])}): {explanation}"
+def _subjects(commits: Sequence[Commit], *, more: bool) -> Iterator[str]:
+    """The subjects of commits that explain themselves no further."""
+    subjects = list(dict.fromkeys(quoted(commit["subject"], 80) for commit in commits))
+    if len(subjects) == 1:
+        yield f"{'Another' if more else 'The'} change is {subjects[0]}"
+    elif subjects:
+        yield f"{'Other' if more else 'The'} changes are {listed(subjects, limit=_NAMED)}"
 
 
 def _explanation(commit: Commit) -> str:
@@ -238,7 +279,7 @@ def _troubles(person: Person, commits: Iterable[Commit], facts: _Facts) -> Itera
         yield f"{listed([quoted(commit['subject']) for commit in reverted], limit=3)} {were} reverted"
     fixes = sum(map(is_fix, commits))
     if fixes > 1 and person["commits"]:
-        yield f"{fixes} of the commits are fixes"
+        yield f"{fixes} of the commits by {person['name']} are fixes"
 
 
 def _next_steps(person: Person, plan: Plan) -> Iterator[str]:
@@ -251,9 +292,3 @@ def _next_steps(person: Person, plan: Plan) -> Iterator[str]:
             for step in steps
         ]
         yield f"Next for {person['name']}: {listed(texts, limit=3)}"
-
-
-def _rest(commits: Sequence[Commit]) -> Iterator[str]:
-    subjects = list(dict.fromkeys(quoted(commit["subject"], 80) for commit in commits))
-    if subjects:
-        yield f"Smaller changes: {listed(subjects, limit=_NAMED)}"

@@ -1,9 +1,9 @@
 """The engine that has no model: it picks and arranges the input's own sentences.
 
-Deterministic, offline, needs no key. It reads the last user message. Where that has a line `FACTS:`, each line after
-it is a sentence (an optional `- ` before it; a blank line starts a paragraph; a Markdown heading stays a
-heading). Otherwise it takes the message's own sentences, without the instructions that lead them in. It heeds "in
-three sentences" and "at most 80 words" in the instructions, `max_tokens` and `stop`.
+Deterministic, offline, needs no key. It reads the last user message. Where that has a line `FACTS:`, each
+line after it is a sentence (`- ` before it is optional; a blank line starts a paragraph; headings stay).
+Otherwise it takes the message's own sentences, without the instructions that lead them in. It heeds "in three
+sentences" and "at most 80 words" in the instructions, `max_tokens` and `stop`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ _CHARS_PER_WORD = 6
 
 _FACTS = re.compile(r"^[ \t]*FACTS:[ \t]*$", re.MULTILINE)
 _INSTRUCTION = re.compile(
-    r"(please |now |then )*(write|summari[sz]e|list|describe|explain|answer|use|keep|make|give|create|draft|compose|"
-    r"produce|return|respond|reply|edit|rewrite|extract|find|tell|mention|avoid|focus|be|do not|don't|never|you are|"
-    r"you will|you must|your task|act as|here is|here are|the following)\b",
+    r"(please |now |then )*(write|summari[sz]e|list|describe|explain|answer|use|keep|make|give|create|"
+    r"draft|compose|produce|return|respond|reply|edit|rewrite|extract|find|tell|mention|avoid|focus|be|"
+    r"do not|don't|never|you are|you will|you must|your task|act as|here is|here are|the following)\b",
     re.IGNORECASE,
 )
-_WORDS = {
-    word: number for number, word in enumerate("one two three four five six seven eight nine ten".split(), 1)
-}
+_TEN = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_WORDS = {word: number for number, word in enumerate(_TEN, 1)}
 _SENTENCES = re.compile(rf"\b(\d{{1,3}}|{'|'.join(_WORDS)}) (?:short )?sentences?\b", re.IGNORECASE)
 _WORD_LIMIT = re.compile(r"\b(\d{1,5}) words\b", re.IGNORECASE)
 
@@ -99,8 +98,8 @@ def _source(messages: Sequence[Message]) -> _Source:
         source = _Source(blocks, f"{system} {instructions}", are_facts=False)
     if not source.blocks:
         raise EngineRefused(
-            "the extractive engine found no sentence to write from; put the material into the prompt, a fact a line "
-            "after a line 'FACTS:', or choose a model with MOSAIC_MODEL"
+            "the extractive engine found no sentence to write from; put the material into the prompt, "
+            "a fact a line after a line 'FACTS:', or choose a model with MOSAIC_MODEL"
         )
     return source
 
@@ -137,8 +136,7 @@ def _prose(source: _Source, request: EngineRequest) -> list[str]:
 def _object(source: _Source, request: EngineRequest) -> list[str]:
     """The pieces of the JSON answer, one a field."""
     sentences = ranked(source.blocks, source.instructions)
-    chars = min(_max_chars(request), DEFAULT_MAX_TOKENS * CHARS_PER_TOKEN)
-    return list(_json_pieces(fill(request.output_schema or {}, sentences, chars=chars)))
+    return list(_json_pieces(fill(request.output_schema or {}, sentences, chars=_max_chars(request))))
 
 
 def _json_pieces(value: Any) -> Iterator[str]:
@@ -157,14 +155,15 @@ def _limited(text: str, request: EngineRequest) -> tuple[str, FinishReason]:
     stops = () if request.output_schema is not None else request.stop
     ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     text = text[: min(ends, default=len(text))]
-    most = _max_chars(request)
+    is_open = request.output_schema is not None and request.max_tokens is None
+    most = len(text) if is_open else _max_chars(request)
     if len(text) <= most:
         return text, "stop"
     return text[: most + 1].rpartition(" ")[0] or text[:most], "length"
 
 
 def _max_chars(request: EngineRequest) -> int:
-    return (request.max_tokens or DEFAULT_MAX_TOKENS * 16) * CHARS_PER_TOKEN
+    return (request.max_tokens or DEFAULT_MAX_TOKENS) * CHARS_PER_TOKEN
 
 
 def _asked_sentences(instructions: str) -> int | None:
@@ -175,6 +174,6 @@ def _asked_sentences(instructions: str) -> int | None:
 
 
 def _asked_chars(instructions: str, request: EngineRequest) -> int:
-    most = (request.max_tokens or DEFAULT_MAX_TOKENS) * CHARS_PER_TOKEN
+    most = _max_chars(request)
     said = _WORD_LIMIT.search(instructions)
     return min(most, int(said.group(1)) * _CHARS_PER_WORD) if said else most

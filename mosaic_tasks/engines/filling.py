@@ -1,14 +1,15 @@
 """A JSON value that fits a schema, made of what the sentences say and of nothing else.
 
-A string is a sentence, or a part of one; a number stands near the field's name; an enum's value is mentioned. What
-is not found is left out where the schema allows it, or takes the schema's own default; otherwise the filling fails
-and names the field.
+A string is a sentence, or a part of one; a number stands near the field's name; an enum's value is
+mentioned; a boolean says whether its name is mentioned, and not denied. What is not found is left out where
+the schema allows it, or takes the schema's own default; otherwise the filling fails and names the field.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ _LABEL = re.compile(r"^([^\W\d][\w -]{0,40})\s*[:=]\s+(.+?)[.]?$")
 _FORMATS = {
     "date-time": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)"),
     "date": re.compile(r"\b\d{4}-\d\d-\d\d\b"),
-    "email": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"),
+    "email": re.compile(r"\b[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+\b"),
     "uri": re.compile(r"\bhttps?://[^\s<>\"')\]]*[^\s<>\"')\].,;:!?]"),
 }
 _SHAPES = (
@@ -79,7 +80,9 @@ def fill(schema: dict[str, Any], sentences: Sequence[Sentence], *, chars: int = 
 
     Raises:
         OutputInvalid: a field that must be there cannot be filled.
+        EngineRefused: `schema` is not a JSON Schema.
     """
+    mismatch(None, schema)
     best = sorted(sentences, key=lambda sentence: -sentence.score)[:_MAX_SENTENCES]
     value = _Form(schema, chars).value(schema, _Field(), sorted(best, key=lambda sentence: sentence.place))
     if wrong := mismatch(value, schema):
@@ -107,9 +110,8 @@ class _Form:
         schema, field = self._resolved(schema, field)
         if "const" in schema:
             return schema["const"]
-        tries = list(self._tries(schema, field, sentences))
         failure = field.missing("its schema names no type")
-        for attempt in tries:
+        for attempt in self._tries(schema, field, sentences):
             try:
                 return attempt()
             except OutputInvalid as error:
@@ -125,14 +127,14 @@ class _Form:
     ) -> Iterator[Callable[[], Any]]:
         """The ways to fill `schema`, best first."""
         if "enum" in schema:
-            yield lambda: self._enum(schema, field, sentences)
+            yield partial(self._enum, schema, field, sentences)
             return
         for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
             if option != {"type": "null"}:
-                yield lambda option=option: self.value(option, field, sentences)
+                yield partial(self.value, option, field, sentences)
         for kind in _types(schema):
             if kind in self._kinds:
-                yield lambda kind=kind: self._kinds[kind](schema, field, sentences)
+                yield partial(self._kinds[kind], schema, field, sentences)
 
     def _resolved(self, schema: Any, field: _Field) -> tuple[dict[str, Any], _Field]:
         if not isinstance(schema, dict):
@@ -143,7 +145,7 @@ class _Form:
             raise field.missing("its schema contains itself")
         target: Any = self._root
         for step in str(ref).removeprefix("#").split("/")[1:]:
-            target = target.get(step, {})
+            target = target.get(step, {}) if isinstance(target, dict) else {}
         deeper = msgspec.structs.replace(field, refs=field.refs | {ref})
         return self._resolved({**target, **{k: v for k, v in schema.items() if k != "$ref"}}, deeper)
 
@@ -161,7 +163,9 @@ class _Form:
     def _array(self, schema: dict[str, Any], field: _Field, sentences: list[Sentence]) -> list[Any]:
         items = schema.get("items")
         items = items if isinstance(items, dict) else {"type": "string"}
-        inner, _ = self._resolved(items, field) if items.get("$ref") not in field.refs else ({}, field)
+        if items.get("$ref") in field.refs:
+            return []  # a tree: it ends here
+        inner, _ = self._resolved(items, field)
         least, most = schema.get("minItems", 0), schema.get("maxItems", _DEFAULT_ITEMS)
         if "enum" in inner:
             return _mentioned(inner["enum"], sentences)[:most]
@@ -182,9 +186,9 @@ class _Form:
         return [one.text for one in taken]
 
     def _items(self, items: dict[str, Any], field: _Field, sentences: list[Sentence], most: int) -> list[Any]:
-        """An item for each sentence that can fill one."""
+        """An item for each sentence that can fill one and repeats no other."""
         filled: list[Any] = []
-        for sentence in sentences:
+        for sentence in chosen(sentences, count=None, chars=self._chars):
             if len(filled) == most:
                 break
             inside = msgspec.structs.replace(field, path=f"{field.path}[{len(filled)}]")
@@ -302,7 +306,7 @@ def _mentions(text: str, option: Any) -> bool:
 
 
 def _numbers(field: _Field, sentences: Sequence[Sentence]) -> list[tuple[int | float, int | None]]:
-    """The numbers of the sentences, each with its distance in words from the field's name; near ones first."""
+    """The numbers of the sentences, each with its distance from the field's name; near ones first."""
     found = []
     for sentence in sentences:
         tokens = _TOKEN.findall(sentence.text.lower())

@@ -53,7 +53,7 @@ _OUT_OF_MONEY = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 _TOO_LONG = re.compile(
     r"context[ _](length|window)|(prompt|input) is too long|too many (input )?tokens", re.IGNORECASE
 )
-_KEYS = re.compile(r"\b(sk|pk|key)-[\w*.-]{6,}|(?<=Bearer )\S+", re.IGNORECASE)
+_KEYS = re.compile(r"\b[sp]k-[\w*.-]{6,}|(?<=Bearer )\S+", re.IGNORECASE)
 _SHOWN = 300
 
 _FINISHED: dict[str, FinishReason] = {"length": "length", "content_filter": "refused"}

@@ -43,13 +43,18 @@ class ModelName(msgspec.Struct, frozen=True):
         return f"{self.engine}:{self.name}" if self.name else self.engine
 
 
+def configured(model: str | None = None) -> str:
+    """`model`, or what `MOSAIC_MODEL` says, or the default."""
+    return model or os.environ.get("MOSAIC_MODEL") or DEFAULT_MODEL
+
+
 def model_name(model: str | None = None) -> ModelName:
     """The parts of `model`, or of `MOSAIC_MODEL`, or of the default.
 
     Raises:
         EngineRefused: no engine has that name.
     """
-    wanted = model or os.environ.get("MOSAIC_MODEL") or DEFAULT_MODEL
+    wanted = configured(model)
     engine, _, name = wanted.partition(":")
     if engine not in _FACTORIES:
         raise EngineRefused(_unknown(wanted, engine))

@@ -7,20 +7,45 @@ from collections.abc import Iterator
 
 import msgspec
 
-_NEVER_LAST = frozenset(
-    ["e.g", "i.e", "cf", "vs", "viz", "al", "dr", "mr", "mrs", "ms", "prof", "st", "gen", "sen", "rep"]
-    + ["capt", "lt", "sgt", "rev", "hon", "messrs", "mt", "z.b", "d.h", "bzw", "ca", "resp", "incl", "esp"]
-)
+_NEVER_LAST = {"e.g", "i.e", "cf", "vs", "viz", "al", "dr", "mr", "mrs", "ms", "prof", "st", "gen", "sen"} | {
+    "rep",
+    "capt",
+    "lt",
+    "sgt",
+    "rev",
+    "hon",
+    "messrs",
+    "mt",
+    "bzw",
+    "ca",
+    "resp",
+    "incl",
+    "esp",
+}
 """Abbreviations that something always follows."""
 
-_BEFORE_NUMBER = frozenset(
-    ["no", "nos", "nr", "fig", "figs", "sec", "p", "pp", "vol", "ch", "eq", "approx", "art", "ver", "v"]
-    + ["jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec"]
-)
+_BEFORE_NUMBER = {
+    "no",
+    "nos",
+    "nr",
+    "fig",
+    "figs",
+    "sec",
+    "p",
+    "pp",
+    "vol",
+    "ch",
+    "eq",
+    "approx",
+    "art",
+    "ver",
+} | {"v", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec"}
 """Abbreviations where a number follows."""
 
-_MARK = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?=\s)|[。！？]+[」』”）]*")
+_MARK = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]*_]*(?=\s)|[。！？]+[」』”）]*")
 _CODE = re.compile(r"`[^`\n]+`")
+_LOOKED_AT = 80
+"""Characters around a mark that tell whether it ends a sentence."""
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Za-z]")
 _CODE_WORD = re.compile(r"`|[\w-]*[._/(:][\w/(]")
 
@@ -39,19 +64,20 @@ class Block(msgspec.Struct, frozen=True):
 def split_sentences(text: str) -> list[str]:
     """The sentences of running text, without the white space between them."""
     text = " ".join(text.split())
-    code = [match.span() for match in _CODE.finditer(text)]
+    code = _code_places(text)
     sentences, start = [], 0
     for mark in _MARK.finditer(text):
-        inside = any(first < mark.start() < last - 1 for first, last in code)
-        if not inside and _ends(text[start : mark.start()], mark.group(), text[mark.end() :].lstrip()):
-            sentences.append(text[start : mark.end()].strip())
-            start = mark.end()
+        first, last = mark.span()
+        before = text[max(start, first - _LOOKED_AT) : first]
+        if first not in code and _ends(before, mark.group(), text[last : last + _LOOKED_AT].lstrip()):
+            sentences.append(text[start:last].strip())
+            start = last
     sentences.append(text[start:].strip())
     return [sentence for sentence in sentences if sentence]
 
 
 def split_blocks(text: str, *, line_is_sentence: bool = False) -> list[Block]:
-    """The blocks of a Markdown-like text: paragraphs, each list item a sentence or more; fenced code is left out.
+    """The blocks of a Markdown-like text: paragraphs, each list item a sentence or more, no fenced code.
 
     Args:
         text: the text.
@@ -65,6 +91,12 @@ def split_blocks(text: str, *, line_is_sentence: bool = False) -> list[Block]:
         if sentences:
             blocks.append(Block(tuple(sentences), heading))
     return blocks
+
+
+def _code_places(text: str) -> set[int]:
+    """The places inside backticks."""
+    spans = (match.span() for match in _CODE.finditer(text))
+    return {place for first, last in spans for place in range(first, last - 1)}
 
 
 def _ends(before: str, mark: str, after: str) -> bool:
@@ -115,10 +147,10 @@ def _lines(lines: list[str]) -> list[str]:
 
 def _items(lines: list[str]) -> list[str]:
     """The sentences of a paragraph whose list items are units, and whose other lines are one running text."""
-    units: list[str] = []
+    units: list[list[str]] = []
     for line in lines:
         if _BULLET.match(line) or not units:
-            units.append(_BULLET.sub("", line))
+            units.append([_BULLET.sub("", line)])
         else:
-            units[-1] += f" {line}"
-    return [sentence for unit in units for sentence in split_sentences(unit)]
+            units[-1].append(line)
+    return [sentence for unit in units for sentence in split_sentences(" ".join(unit))]

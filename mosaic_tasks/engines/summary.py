@@ -1,9 +1,9 @@
 """Which sentences of a text matter, and in which paragraphs to put them.
 
-Extractive summarisation in its classic form. A sentence scores by its place, its length, how many of the text's
-frequent words it holds (Luhn 1958), by numbers, by names, and by the words that it shares with the question. Then
-sentences are taken by maximal marginal relevance (Carbonell and Goldstein 1998): the best one that says least
-of what was already taken. They stand in the order of the text.
+Extractive summarisation in its classic form. A sentence scores by its place, its length, how many of the
+text's frequent words it holds (Luhn 1958), by numbers, by names, and by the words that it shares with the
+question. Then sentences are taken by maximal marginal relevance (Carbonell and Goldstein 1998): the best one
+that says least of what was already taken. They stand in the order of the text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _RELEVANCE = 0.75
 _SAME = 0.9
 """Sentences so alike, with the same numbers and names, say the same."""
 _CANDIDATES = 400
+_COMPARED = 400
 _PARAGRAPH_SENTENCES = 5
 _PARAGRAPH_CHARS = 600
 
 _WORD = re.compile(r"[^\W_]+(?:[-'][^\W_]+)*")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_NAME = re.compile(r"`[^`]+`|(?<=[\w,;:] )[A-Z][\w-]+|\b\w+_\w+\b|\b[A-Z]{2,}-\d+\b|[a-z]+[A-Z]\w*")
+_NAME = re.compile(r"`[^`]+`|(?<=[\w,;:] )[A-Z][\w-]+|\b\w+_\w+\b|\b[A-Z]{2,}-\d+\b|\b[a-z]+[A-Z]\w*")
 
 _STOPWORDS = (
     "a about above after again all also am an and any are as at be been before being below between both "
@@ -76,7 +77,8 @@ def ranked(blocks: Sequence[Block], question: str = "") -> list[Sentence]:
         for text in block.sentences:
             place = len(sentences)
             shared = len(bags[place] & asked) / (len(asked) or 1)
-            score = 2.0 * centrality[place] + _form(text) + shared + 0.5 * (1 - place / len(texts))
+            lead = 0.5 * (1 - place / len(texts)) + 0.5 / (1 + place)
+            score = 2.0 * centrality[place] + _form(text) + shared + lead
             sentences.append(Sentence(text, place, number, block.heading, score))
     return sentences
 
@@ -152,7 +154,7 @@ def _without_repeats(
     kept, said = [], []
     marks = _marks(taken.text)
     for sentence, before in zip(rest, repeats, strict=True):
-        alike = fuzz.token_sort_ratio(sentence.text, taken.text) / 100
+        alike = fuzz.token_sort_ratio(sentence.text[:_COMPARED], taken.text[:_COMPARED]) / 100
         if alike < _SAME or _marks(sentence.text) != marks:
             kept.append(sentence)
             said.append(max(before, alike))

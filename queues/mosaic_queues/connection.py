@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from mosaic_queues.errors import ConfigurationError, ServerUnavailable
@@ -113,6 +113,11 @@ def urls_of(url: str) -> ServerUrls:
     """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
+    if parts.scheme in ("redis", "rediss") and "@" in parts.path + parts.query + parts.fragment:
+        raise ConfigurationError(
+            f"the password in {redact(url)!r} has characters that end it early; write them percent-encoded: "
+            "'/' as %2F, '?' as %3F, '#' as %23, '@' as %40"
+        )
     if parts.scheme not in _SCHEMES or not (parts.hostname or parts.path.strip("/")):
         raise ConfigurationError(
             f"{redact(url)!r} is no URL of a Redis server; "
@@ -192,8 +197,12 @@ def connect(url: str | None = None) -> redis.Redis:
 
 def _check(address: str) -> None:
     """Meet the server once, with less patience than later."""
-    with redis.Redis.from_url(address, retry=Retry(_backoff(), _FIRST_RETRIES), **_options()) as client:
-        client.ping()
+    with redis.Redis.from_url(address, retry=Retry(NoBackoff(), 0), **_options()) as client:
+        Retry(_backoff(), _FIRST_RETRIES).call_with_retry(client.ping, lambda _: None, _may_pass)
+
+
+def _may_pass(error: Exception) -> bool:
+    return not isinstance(error, redis.AuthenticationError)
 
 
 def connect_async(url: str | None = None) -> redis.asyncio.Redis:

@@ -91,12 +91,15 @@ class Ledger:
     """All transitions and reads of runs in one server.
 
     Args:
-        client: a connection with `decode_responses=False`.
+        client: a connection with `decode_responses=False`, which may send a command again after an error.
+        once: one that sends each command once, for the transitions that claim: when their answer is lost, nobody
+            knows what was claimed. Default: `client`.
         namespace: prefix of all keys.
     """
 
-    def __init__(self, client: Redis, *, namespace: str = "mosaic") -> None:
+    def __init__(self, client: Redis, *, once: Redis | None = None, namespace: str = "mosaic") -> None:
         self.client = client
+        self._once = once or client
         self.keys = Keys(namespace)
 
     # -- transitions -------------------------------------------------------------------------------------------
@@ -116,12 +119,11 @@ class Ledger:
         argument = {
             "plan": plan,
             "name": name,
-            "inputs": inputs,
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
             "max_run_ms": int(max_run_s * 1000),
         }
-        return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument))
+        return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,)))
 
     def advance(
         self,
@@ -137,13 +139,15 @@ class Ledger:
         """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls."""
         argument = {
             "holder": holder,
-            "done": done,
+            "done": [(item.call, item.fence, item.kind, item.joins) for item in done],
             "joins": joins,
             "claim": claim,
             "keep": keep,
             "serves": serves,
         }
-        return _advance(_ADVANCE(self.client, self.keys.run(run_id), argument))
+        client = self._once if claim or keep else self.client
+        envelopes = [item.envelope for item in done]
+        return _advance(_ADVANCE(client, self.keys.run(run_id), argument, envelopes))
 
     def expand(
         self,
@@ -170,7 +174,8 @@ class Ledger:
             "keep": keep,
             "serves": serves,
         }
-        return _advance(_EXPAND(self.client, self.keys.run(run_id), argument))
+        client = self._once if keep else self.client
+        return _advance(_EXPAND(client, self.keys.run(run_id), argument))
 
     def fail(self, run_id: str, claim: Claim, *, holder: str, error: str, retry_s: float | None) -> bool:
         """Schedules another attempt in `retry_s` seconds, or with None fails the run. False: the claim is stale."""

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from mosaic_queues.errors import ConfigurationError, PayloadCorrupt, PayloadError
@@ -109,7 +109,7 @@ class RemoteObjects:
         try:
             return bytes(self._store().get(key).bytes())
         except FileNotFoundError as error:
-            raise _gone(key, self._place(), error) from error
+            raise _gone(key, _place(self._url), error) from error
         except self._errors() as error:
             raise self._refused("read", key, error) from error
 
@@ -129,8 +129,8 @@ class RemoteObjects:
             self._opened, self._pid = _open(self._url), os.getpid()
         if self._pid != os.getpid():
             raise PayloadError(
-                f"the object store {self._place()!r} was used by process {self._pid} before it forked this "
-                f"one, where its runtime cannot work; {_FORKED_ADVICE}"
+                f"the object store {_place(self._url)!r} was used by process {self._pid} before it forked "
+                f"this one, where its runtime cannot work; {_FORKED_ADVICE}"
             )
         return self._opened
 
@@ -142,13 +142,9 @@ class RemoteObjects:
 
     def _refused(self, verb: str, key: str, error: Exception) -> PayloadError:
         return PayloadError(
-            f"cannot {verb} {key!r} in the object store {self._place()!r}: {_first_line(error)}; check "
+            f"cannot {verb} {key!r} in the object store {_place(self._url)!r}: {_first_line(error)}; check "
             "MOSAIC_OBJECT_STORE, its credentials and the network"
         )
-
-    def _place(self) -> str:
-        parts = urlsplit(self._url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def open_objects(url: str | None = None) -> ObjectStore:
@@ -200,8 +196,8 @@ def expire_objects(
     key = stored_key(namespace or settings().namespace)
     now_ms = int((time.time() if now_s is None else now_s) * 1e3)
     store = objects or open_objects()
-    expired: list[bytes] = client.zrange(key, "-inf", now_ms, byscore=True, offset=0, num=limit)
-    for run_id in expired:
+    expired = client.zrangebyscore(key, "-inf", now_ms, start=0, num=limit)
+    for run_id in cast("list[bytes]", expired):
         store.delete_prefix(run_id.decode())
         client.zrem(key, run_id)
     return len(expired)
@@ -221,9 +217,14 @@ def _open(url: str) -> Any:
     try:
         return from_url(url)
     except (BaseError, ValueError) as error:
-        raise ConfigurationError(
-            f"MOSAIC_OBJECT_STORE {url.partition('://')[0]!r}://... cannot be used: {_first_line(error)}"
-        ) from error
+        reason = _first_line(error).replace(url, _place(url))
+        raise ConfigurationError(f"MOSAIC_OBJECT_STORE {_place(url)!r} cannot be used: {reason}") from None
+
+
+def _place(url: str) -> str:
+    """The URL without user, password and options, for messages."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _gone(key: str, place: str, error: Exception) -> PayloadCorrupt:

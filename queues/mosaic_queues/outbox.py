@@ -1,7 +1,7 @@
 """Publishes ready calls as Celery messages: many calls a message, many messages a round trip.
 
-The ledger is the truth: a call that is ready stays in the outbox until it is claimed, so a message that is lost or sent
-twice costs time, never a result.
+The ledger is the truth: a call that is ready stays in the outbox until it is claimed, so a message that is lost or
+sent twice costs time, never a result.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
-from celery import Celery
+from celery import Celery, chord
 from kombu.exceptions import OperationalError
 
 from mosaic_queues.ledger import Group
@@ -21,9 +22,14 @@ log = structlog.get_logger(__name__)
 
 CALL_TASK = "mosaic.call"
 """Name of the task that runs calls: `(run_id, [call ids])`."""
+CLOSE_TASK = "mosaic.close"
+"""Name of the task that closes a fan-out, the body of its chord. Same arguments."""
+CLOSE_SUFFIX = ".c"
 
 BatchSize = Callable[[str, Sequence[str]], int]
 """How many of these calls, in this queue, one message may carry."""
+
+_RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 
 
 def one_call_a_message(_queue: str, _calls: Sequence[str]) -> int:
@@ -41,29 +47,67 @@ class Outbox:
         self, run_id: str, groups: Iterable[Group], *, batch_size: BatchSize = one_call_a_message
     ) -> bool:
         """Publishes; False when the broker does not answer (the sweeper publishes later)."""
-        messages = [
-            (queue, part) for queue, calls in groups for part in _parts(calls, batch_size(queue, calls))
-        ]
-        if not messages:
-            return True
-        try:
-            with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
+        messages = list(_messages(groups, batch_size))
+        if messages:
+            with self._producer(run_id) as producer:
                 for queue, calls in messages:
                     self._send(producer, run_id, queue, calls)
-        except (OperationalError, *self._app.connection_for_write().connection_errors) as error:
+                return True
+        return not messages
+
+    def publish_chord(
+        self, run_id: str, header: Iterable[Group], close: Group, *, batch_size: BatchSize = one_call_a_message
+    ) -> bool:
+        """Publishes the calls of a fan-out as a chord; False as `publish`.
+
+        The ledger joins it: the body is made ready by the last call's transition, not by the messages.
+        """
+        signatures = [
+            self._signature(CALL_TASK, run_id, queue, calls) for queue, calls in _messages(header, batch_size)
+        ]
+        if signatures:
+            with self._producer(run_id) as producer:
+                body = self._signature(CLOSE_TASK, run_id, *close)
+                chord(signatures, body, app=self._app).apply_async(producer=producer)
+                return True
+        return not signatures
+
+    @contextmanager
+    def _producer(self, run_id: str) -> Iterator[Any]:
+        """A batching producer; a broker that does not answer is logged, the calls stay in the outbox."""
+        try:
+            with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
+                yield producer
+        except (OperationalError, *self._broker_errors()) as error:
             log.warning(
                 "broker does not answer, the sweeper publishes later",
                 event_name="outbox.down",
                 run=run_id,
                 error=str(error),
             )
-            return False
-        return True
+
+    def _broker_errors(self) -> tuple[type[Exception], ...]:
+        errors: tuple[type[Exception], ...] = self._app.connection_for_write().connection_errors
+        return errors
+
+    def _signature(self, task: str, run_id: str, queue: str, calls: Sequence[str]) -> Any:
+        return self._app.signature(
+            task,
+            args=(run_id, list(calls)),
+            immutable=True,
+            options={
+                "queue": queue,
+                "root_id": run_id,
+                "argsrepr": describe(run_id, calls),
+                "headers": {"sent_at": time.time()},
+                "ignore_result": True,
+            },
+        )
 
     def _send(self, producer: Any, run_id: str, queue: str, calls: Sequence[str]) -> None:
         message = self._app.amqp.as_task_v2(
             uuid.uuid4().hex,
-            CALL_TASK,
+            CLOSE_TASK if calls[0].endswith(CLOSE_SUFFIX) else CALL_TASK,
             (run_id, calls),
             root_id=run_id,
             argsrepr=describe(run_id, calls),
@@ -78,7 +122,7 @@ class Outbox:
             serializer="json",
             headers={**message.headers, "sent_at": time.time()},
             retry=True,
-            retry_policy={"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0},
+            retry_policy=_RETRY,
             **message.properties,
         )
 
@@ -89,6 +133,9 @@ def describe(run_id: str, calls: Sequence[str]) -> str:
     return f"({run_id}, [{named}{', ...' if len(calls) > 3 else ''}], {len(calls)} calls)"
 
 
-def _parts(calls: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for first in range(0, len(calls), size):
-        yield calls[first : first + size]
+def _messages(groups: Iterable[Group], batch_size: BatchSize) -> Iterator[Group]:
+    """The groups cut into messages."""
+    for queue, calls in groups:
+        size = batch_size(queue, calls)
+        for first in range(0, len(calls), size):
+            yield queue, calls[first : first + size]

@@ -10,8 +10,8 @@ An envelope's first byte tells where the value is:
 | 0x03 | a reference to the object `run_id/id` of the object store |
 | 0x10 | no value: the node was skipped; the reason, UTF-8 |
 
-A reference's id is the content hash (blake2b, 16 bytes) of the stored bytes and so their checksum as well: reading
-verifies it, and the same value written twice by a repeated attempt is stored once.
+A reference's id is the content hash (blake2b, 16 bytes) of the stored bytes and so their checksum as well:
+reading verifies it, and the same value written twice by a repeated attempt is stored once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
@@ -211,7 +211,7 @@ class PayloadStore:
     def _write_blob(self, run_id: str, reference: _Reference, stored: bytes) -> None:
         key = self._blobs_key(run_id)
         with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.hset(key, reference.id, stored)  # type: ignore[arg-type]
+            pipeline.hset(key, reference.id, stored)
             pipeline.pexpire(key, self._max_run_ms)
             pipeline.execute()
 
@@ -226,8 +226,8 @@ class PayloadStore:
         if not wanted:
             return {}
         fields = list(wanted)
-        found: list[bytes | None] = self._client.hmget(self._blobs_key(run_id), fields)
-        return dict(zip(fields, found, strict=True))
+        found = self._client.hmget(self._blobs_key(run_id), fields)
+        return dict(zip(fields, cast("list[bytes | None]", found), strict=True))
 
     def _open(self, run_id: str, envelope: bytes, blobs: Mapping[str, bytes | None]) -> Any:
         match envelope[0] if envelope else None:
@@ -248,13 +248,15 @@ class PayloadStore:
     def _restore(self, run_id: str, reference: _Reference, stored: bytes | None) -> Any:
         if stored is None:
             raise PayloadCorrupt(
-                f"payload {reference.id!r} of run {run_id!r} ({reference.stored_bytes} bytes) is gone from the "
-                "server: the run's retention passed, or the server evicted or lost it (see: mosaic doctor)"
+                f"payload {reference.id!r} of run {run_id!r} ({reference.stored_bytes} bytes) is gone "
+                "from the server: the run's retention passed, or the server evicted or lost it "
+                "(see: mosaic doctor)"
             )
         if blake2b(stored, digest_size=_DIGEST_BYTES).digest() != reference.digest:
             raise PayloadCorrupt(
-                f"payload {reference.id!r} of run {run_id!r} is not what was stored: {len(stored)} bytes were "
-                f"read, {reference.stored_bytes} were written, the checksum does not match; run the node again"
+                f"payload {reference.id!r} of run {run_id!r} is not what was stored: {len(stored)} "
+                f"bytes were read, {reference.stored_bytes} were written, the checksum does not match; "
+                "run the node again"
             )
         return _decode(_codecs.decompress(stored, self._max_bytes) if reference.codec == _ZSTD else stored)
 

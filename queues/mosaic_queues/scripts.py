@@ -26,11 +26,17 @@ class Script:
         self.text = f"{_source('common')}\n{_source(name)}"
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    def __call__(self, client: Redis, keys: Sequence[str], argument: dict[str, Any]) -> Any:
-        """Runs the script on the keys of a run; decodes a msgpack answer."""
+    def __call__(
+        self, client: Redis, keys: Sequence[str], argument: dict[str, Any], envelopes: Sequence[bytes] = ()
+    ) -> Any:
+        """Runs the script on the keys of a run; decodes a msgpack answer.
+
+        Args:
+            envelopes: follow the map as arguments of their own, since the server's msgpack knows no binary type.
+        """
         packed = _encode(argument)
         try:
-            answer: Any = client.evalsha(self.sha, len(keys), *keys, packed)
+            answer: Any = client.evalsha(self.sha, len(keys), *keys, packed, *envelopes)
         except NoScriptError:
-            answer = client.eval(self.text, len(keys), *keys, packed)
+            answer = client.eval(self.text, len(keys), *keys, packed, *envelopes)
         return _decode(answer) if isinstance(answer, bytes) else answer

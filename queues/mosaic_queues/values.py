@@ -11,9 +11,9 @@
 | Enum | its value |
 | bytearray, memoryview | bytes |
 
-Keys of a dict are str or int; the types above that come back as str, and enums of str or int, are converted. Lone
-surrogates in a str (bytes that were no UTF-8, read with `surrogateescape`) come back as U+FFFD, one for each. All
-else is refused with `NotSerializable`, which names the place inside the value.
+Keys of a dict are str or int; the types above that come back as str, and enums of str or int, are converted.
+Lone surrogates in a str (bytes that were no UTF-8, read with `surrogateescape`) come back as U+FFFD, one for
+each. All else is refused with `NotSerializable`, which names the place inside the value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import pydantic
 
 from mosaic_queues.errors import NotSerializable
 
-MAX_DEPTH = 200
+MAX_DEPTH = 100
 """Deeper values are refused."""
 
 _MIN_INT = -(2**63)
@@ -84,7 +84,12 @@ def _is_plain(value: Any, depth: int) -> bool:
 def _are_plain(items: Iterable[Any], depth: int) -> bool:
     if _ATOMS.issuperset(map(type, items)):
         return True
-    return depth < MAX_DEPTH and all(_is_plain(item, depth + 1) for item in items)
+    if depth >= MAX_DEPTH:
+        return False
+    for item in items:  # noqa: SIM110 - twice as fast as all()
+        if not _is_plain(item, depth + 1):
+            return False
+    return True
 
 
 def _clean(text: str) -> str:

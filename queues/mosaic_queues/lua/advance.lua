@@ -1,6 +1,7 @@
 -- Records finished calls, releases what they made ready, and claims calls for the same process.
 -- arg: holder
---      done    {{id, fence, envelope, kind, {joins}}}   kind: the event to record, done or skipped
+--      done    {{id, fence, kind, {joins}}}   kind: the event to record, done or skipped; the envelope of the
+--              first is ARGV[2], and so on
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
 --      keep, serves   how many newly ready calls to claim, on which queues
@@ -11,12 +12,12 @@ for i, item in ipairs(arg.done) do ids[i] = item[1] end
 local found = #ids > 0 and states(ids) or {}
 local gone, outputs = {}, {}
 for i, item in ipairs(arg.done) do
-  local id, fence, envelope, kind, joins = unpack(item)
+  local id, fence, kind, joins = unpack(item)
   local call = found[i]
   if call and call[STATE] == CLAIMED and call[FENCE] == fence then
     gone[#gone + 1] = id
     outputs[#outputs + 1] = string.match(id, '^(%d+)%.c$') or id   -- a close writes its node's output
-    outputs[#outputs + 1] = envelope
+    outputs[#outputs + 1] = ARGV[i + 1]
     if not marks[kind] then
       marks[kind] = {}
       events[#events + 1] = {kind, marks[kind], arg.holder}

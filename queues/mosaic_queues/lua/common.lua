@@ -6,7 +6,7 @@
 --   3 out     hash   finished calls: id -> payload envelope
 --   4 events  stream field e: msgpack list of events
 --   5 blobs   hash   payloads
--- ARGV[1] is one msgpack map. A reply, where there is one, is msgpack too.
+-- ARGV[1] is one msgpack map; payload envelopes follow as they are. A reply, where there is one, is msgpack too.
 local RUN, CALLS, OUT, EVENTS, BLOBS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local READY, DELAYED, CLAIMED = 'r', 'd', 'c'
 local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER = 1, 2, 3, 4, 5, 6, 7

@@ -1,11 +1,11 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
--- arg: plan, name, inputs (envelope), roots {{queue, {ids}}}, retention_ms, max_run_ms
+-- arg: plan, name, roots {{queue, {ids}}}, retention_ms, max_run_ms; ARGV[2]: envelope of the inputs
 -- Returns 1, or 0 when the run is already there.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
   'retention_ms', arg.retention_ms, 'error', '')
-redis.call('HSET', OUT, 'in', arg.inputs)
+redis.call('HSET', OUT, 'in', ARGV[2])
 release(arg.roots, events)
 local entry = redis.call('XRANGE', EVENTS, '-', '+', 'COUNT', 1)[1]
 redis.call('HSET', RUN, 'created_ms', string.match(entry[1], '^%d+'))

@@ -1,0 +1,49 @@
+# Everything here builds .venv by itself first and leaves it alone while it is up to date.
+# Needed: make, git, and Python 3.11 or later (PYTHON=/path/to/python names a certain one).
+.DEFAULT_GOAL := help
+.PHONY: help env dev demo test check format bench lock clean
+MAKEFLAGS += --no-print-directory
+PY := .venv/bin/python
+
+# Values that come from people are taken as they are: never expanded by make, never part of a shell command.
+override REPO := $(value REPO)
+override SINCE := $(value SINCE)
+override TICKETS := $(value TICKETS)
+export DEMO_REPO := $(value REPO)
+export DEMO_SINCE := $(value SINCE)
+export DEMO_TICKETS := $(value TICKETS)
+
+help: ## this text
+	@echo "make TARGET, where TARGET is one of:"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "Start with: make demo"
+
+env:
+	@PYTHON="$(PYTHON)" scripts/bootstrap
+
+dev: env ## build .venv, the development environment
+	@echo "ready: .venv/bin/mosaic --help, or activate it: . .venv/bin/activate"
+
+demo: env ## the weekly report of a git repository (REPO=path SINCE='2 weeks ago' TICKETS=file; default: this clone)
+	@$(PY) scripts/demo.py
+
+test: env ## all tests (ARGS='-k name -x' goes to pytest)
+	@$(PY) -m pytest $(ARGS)
+
+check: env ## lint, format, types, import rules: what must hold before a commit
+	@scripts/check
+
+format: env ## format the code and mend what can be mended by itself
+	@.venv/bin/ruff check --fix --quiet . || true
+	@.venv/bin/ruff format .
+
+bench: env ## one benchmark (NAME=overhead QUICK=1); figures go to benchmarks/out/NAME.json
+	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=...: one of:" benchmarks/*.py >&2; exit 2; }
+	@$(PY) "benchmarks/$(NAME).py" $(if $(QUICK),--quick)
+
+lock: env ## write requirements/lock.txt anew (UPGRADE=1: with the newest versions)
+	@$(PY) scripts/lock.py $(if $(UPGRADE),--upgrade)
+
+clean: ## remove .venv, caches and outputs (not .mosaic, which holds your runs)
+	rm -rf .venv build dist out benchmarks/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name .git -prune -o -name .mosaic -prune -o -type d -name __pycache__ -exec rm -rf {} +

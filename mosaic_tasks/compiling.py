@@ -1,0 +1,102 @@
+"""A workflow into the plan that workers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mosaic_routing.queues import queue_for
+from mosaic_tasks.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
+from mosaic_tasks.plan import AgentPlan, NodePlan, Plan, Retry, link
+from mosaic_tasks.tools import ToolOptions
+from mosaic_tasks.validation import Facts
+from mosaic_tasks.workflow import Workflow
+
+_NO_OPTIONS = ToolOptions()
+_FAIL = FailureRule()
+_ONCE = Retry()
+
+
+def compile_workflow(workflow: Workflow, *, default_model: str | None = None, import_tools: bool = True) -> Plan:
+    """The plan of a workflow; made once for each workflow object.
+
+    What a node does not say is taken from its tool's decorator, then from the workflow's `defaults`.
+
+    Args:
+        workflow: the workflow, checked here.
+        default_model: model of the agents for which the workflow names none; decides their queue too.
+        import_tools: False: do not import tools here, so that their arguments, types and decorators are not looked at.
+
+    Raises:
+        DefinitionError: with all problems of the workflow.
+    """
+    key = (default_model, import_tools)
+    plan = workflow._plans.get(key)
+    if plan is None:
+        plan = workflow._plans[key] = _compiled(workflow, default_model, import_tools)
+    return plan
+
+
+def _compiled(workflow: Workflow, default_model: str | None, import_tools: bool) -> Plan:
+    analysis = workflow.analysed(import_tools=import_tools)
+    defaults = workflow.defaults
+    model = defaults.model or default_model
+    nodes = [
+        _node_plan(name, node, facts, defaults, model)
+        for (name, node), facts in zip(workflow.nodes.items(), analysis.facts, strict=True)
+    ]
+    output = list(workflow.nodes).index(workflow.output)
+    return link(workflow.name, nodes, output=output, inputs_schema=workflow.inputs_schema)
+
+
+def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: str | None) -> NodePlan:
+    options = facts.spec.options if facts.spec is not None else _NO_OPTIONS
+    failure = node.on_failure or defaults.on_failure or _FAIL
+    agent = _agent_plan(node.agent, facts, model) if node.agent is not None else None
+    return NodePlan(
+        name=name,
+        kind=node.kind,
+        queue=_queue(node, options, defaults, agent),
+        target=node.tool or node.task or "",
+        bindings=facts.bindings,
+        deps=facts.deps,
+        for_each=facts.for_each,
+        item_name=node.item_name,
+        when=node.when,
+        names=facts.names,
+        retry=_retry(node.retry or options.retry or defaults.retry),
+        timeout_s=_first(node.timeout, options.timeout_s, defaults.timeout),
+        on_failure=failure.action,
+        default=failure.default,
+        agent=agent,
+        output_schema=options.output,
+        tags=node.tags,
+    )
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _queue(node: Node, options: ToolOptions, defaults: Defaults, agent: AgentPlan | None) -> str:
+    named = node.queue or options.queue or defaults.queue
+    return named or queue_for(node.kind, agent.model if agent is not None else None)
+
+
+def _retry(rule: RetryRule | None) -> Retry:
+    return _ONCE if rule is None else Retry(rule.attempts, rule.delay, rule.factor, rule.max_delay)
+
+
+def _agent_plan(agent: AgentSpec, facts: Facts, model: str | None) -> AgentPlan:
+    return AgentPlan(
+        prompt=agent.prompt,
+        system=agent.system,
+        model=agent.model or model,
+        output_schema=facts.agent_schema,
+        temperature=agent.temperature,
+        max_tokens=agent.max_tokens,
+        seed=agent.seed,
+        stop=agent.stop,
+    )
+
+
+__all__ = ["compile_workflow"]

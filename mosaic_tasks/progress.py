@@ -1,0 +1,286 @@
+"""Folds a run's events into the state of the run and of each of its nodes.
+
+Pure: no server and no clock. An event costs what it names, whatever the size of the plan; only the end of the
+run looks at every node once. Events that are gone (a stream keeps a bounded number) leave counts too low,
+nothing worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, cast
+
+from mosaic_queues.events import Event
+from mosaic_queues.ledger import CallState, RunStatus
+from mosaic_tasks.plan import NodeKind, Plan
+
+NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
+OVER: frozenset[NodeState] = frozenset({"done", "skipped", "failed", "cancelled"})
+"""The states that a node does not leave."""
+
+
+class NodeView(NamedTuple):
+    """What is known of one node.
+
+    Attributes:
+        state: `waiting` for producers; `ready` in its queue or paused before another attempt; `running` while
+            a call runs (a fan-out also between two items); `cancelled`: the run ended before the node did.
+        calls: how many calls it has: 1, or the items of a fan-out (0 until they are known).
+        calls_done: finished ones, `calls_skipped` of them skipped.
+        calls_running: those that a process holds now, the opening and closing call of a fan-out too.
+        attempts: starts of its calls; what a process handed back unstarted does not count.
+        retries: failed attempts that were followed by another; `losses` counts attempts whose process died.
+        retry_at_ms: when the next attempt is due, while one is scheduled.
+        ready_ms: when its first call became ready. `started_ms`: first start; `claimed_ms`: latest start.
+        holder: the process that started a call last.
+        error: of the last failed attempt.
+    """
+
+    name: str
+    kind: NodeKind
+    state: NodeState
+    calls: int
+    calls_done: int
+    calls_skipped: int
+    calls_running: int
+    attempts: int
+    retries: int
+    losses: int
+    retry_at_ms: int | None
+    ready_ms: int | None
+    started_ms: int | None
+    claimed_ms: int | None
+    ended_ms: int | None
+    queue: str
+    holder: str
+    error: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is final."""
+        return self.state in OVER
+
+    def running_ms(self, now_ms: int) -> int | None:
+        """Milliseconds from its first start to its end, or to now; None when it never started."""
+        if self.started_ms is None:
+            return None
+        return max((self.ended_ms or now_ms) - self.started_ms, 0)
+
+
+class RunView(NamedTuple):
+    """What is known of a run; the nodes are in the plan's order."""
+
+    run_id: str
+    name: str
+    status: RunStatus
+    opened_ms: int | None
+    closed_ms: int | None
+    error: str
+    nodes: tuple[NodeView, ...]
+
+    def counts(self) -> dict[NodeState, int]:
+        """How many nodes are in each state that occurs."""
+        counts: dict[NodeState, int] = {}
+        for node in self.nodes:
+            counts[node.state] = counts.get(node.state, 0) + 1
+        return counts
+
+
+def project(plan: Plan, events: Iterable[Event], *, run_id: str = "") -> RunView:
+    """The state of a run after `events`."""
+    progress = Progress(plan, run_id=run_id)
+    for event in events:
+        progress.apply(event)
+    return progress.view()
+
+
+class Progress:
+    """The state of a run, event by event.
+
+    Attributes:
+        status: of the run; `running` until its `closed` event.
+        error: why it failed or was cancelled.
+    """
+
+    def __init__(self, plan: Plan, *, run_id: str = "") -> None:
+        self.plan, self.run_id = plan, run_id
+        self.status: RunStatus = "running"
+        self.error = ""
+        self.opened_ms: int | None = None
+        self.closed_ms: int | None = None
+        self._nodes = [_Node(0 if node.for_each else 1) for node in plan.nodes]
+        self._calls: dict[str, CallState] = {}
+        self._apply: dict[str, Callable[[_Node, str, Event], None]] = {
+            "ready": self._ready,
+            "claimed": self._claimed,
+            "done": self._finished,
+            "skipped": self._finished,
+            "expanded": self._expanded,
+            "retry": self._retry,
+            "failed": self._failed,
+            "released": self._released,
+            "lost": self._lost,
+        }
+
+    def apply(self, event: Event) -> list[int]:
+        """Takes the next event in; returns the numbers of the nodes that it touched."""
+        if event.kind == "opened":
+            self.opened_ms = event.at_ms
+            return []
+        if event.kind == "closed":
+            return self._closed(event)
+        touched: dict[int, None] = {}
+        change = self._apply[event.kind]
+        for call in event.calls:
+            number = int(call.partition(".")[0])
+            change(self._nodes[number], call, event)
+            touched[number] = None
+        return list(touched)
+
+    def view(self) -> RunView:
+        """The whole state."""
+        nodes = tuple(self.node(number) for number in range(len(self._nodes)))
+        return RunView(
+            self.run_id, self.plan.name, self.status, self.opened_ms, self.closed_ms, self.error, nodes
+        )
+
+    def node(self, number: int) -> NodeView:
+        """The state of one node."""
+        node, plan = self._nodes[number], self.plan.nodes[number]
+        return NodeView(
+            name=plan.name,
+            kind=plan.kind,
+            state=node.state(),
+            calls=node.calls,
+            calls_done=node.done,
+            calls_skipped=node.skipped,
+            calls_running=node.live["claimed"],
+            attempts=node.attempts,
+            retries=node.retries,
+            losses=node.losses,
+            retry_at_ms=node.retry_at_ms if node.live["delayed"] else None,
+            ready_ms=node.ready_ms,
+            started_ms=node.started_ms,
+            claimed_ms=node.claimed_ms,
+            ended_ms=node.ended_ms,
+            queue=plan.queue,
+            holder=node.holder,
+            error=node.error,
+        )
+
+    # -- one call of one event -----------------------------------------------------------------------------
+
+    def _ready(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, "ready")
+        node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
+
+    def _claimed(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, "claimed")
+        node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
+        node.started_ms = event.at_ms if node.started_ms is None else node.started_ms
+        node.claimed_ms, node.holder = event.at_ms, event.holder
+        node.attempts += self._counts(call)
+
+    def _finished(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, None)
+        skipped = event.kind == "skipped"
+        if self._counts(call):
+            node.done += 1
+            node.skipped += skipped
+        if not _is_item(call):
+            node.end("skipped" if skipped else "done", event.at_ms)
+
+    def _expanded(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, None)
+        node.calls = int(event.detail)
+
+    def _retry(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, "delayed")
+        node.retries += 1
+        node.error, node.retry_at_ms = event.detail, event.at_ms + event.pause_ms
+
+    def _failed(self, node: _Node, call: str, event: Event) -> None:
+        self._move(node, call, None)
+        node.error = event.detail
+        node.end("failed", event.at_ms)
+
+    def _released(self, node: _Node, call: str, _event: Event) -> None:
+        self._move(node, call, "ready")
+        node.attempts -= self._counts(call)
+
+    def _lost(self, node: _Node, call: str, _event: Event) -> None:
+        self._move(node, call, "ready")
+        node.losses += 1
+
+    def _closed(self, event: Event) -> list[int]:
+        status, _, self.error = event.detail.partition(": ")
+        self.status, self.closed_ms = cast(RunStatus, status), event.at_ms
+        self._calls.clear()
+        left = [number for number, node in enumerate(self._nodes) if node.final is None]
+        for number in left:
+            self._nodes[number].end("done" if status == "done" else "cancelled", event.at_ms)
+        return left
+
+    def _move(self, node: _Node, call: str, state: CallState | None) -> None:
+        before = self._calls.pop(call, None)
+        if before is not None:
+            node.live[before] -= 1
+        if state is not None:
+            self._calls[call] = state
+            node.live[state] += 1
+
+    def _counts(self, call: str) -> bool:
+        """Whether a call is one of those that `NodeView.calls` counts."""
+        number, _, _ = call.partition(".")
+        return _is_item(call) or self.plan.nodes[int(number)].for_each is None
+
+
+class _Node:
+    """The counts of one node."""
+
+    __slots__ = (
+        "attempts",
+        "calls",
+        "claimed_ms",
+        "done",
+        "ended_ms",
+        "error",
+        "final",
+        "holder",
+        "live",
+        "losses",
+        "ready_ms",
+        "retries",
+        "retry_at_ms",
+        "skipped",
+        "started_ms",
+    )
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        self.done = self.skipped = self.attempts = self.retries = self.losses = 0
+        self.live: dict[CallState, int] = {"ready": 0, "delayed": 0, "claimed": 0}
+        self.final: NodeState | None = None
+        self.retry_at_ms: int | None = None
+        self.ready_ms: int | None = None
+        self.started_ms: int | None = None
+        self.claimed_ms: int | None = None
+        self.ended_ms: int | None = None
+        self.holder = self.error = ""
+
+    def state(self) -> NodeState:
+        if self.final is not None:
+            return self.final
+        if self.live["claimed"] or self.done:
+            return "running"
+        return "ready" if self.ready_ms is not None else "waiting"
+
+    def end(self, state: NodeState, at_ms: int) -> None:
+        self.final = state
+        self.live = {"ready": 0, "delayed": 0, "claimed": 0}
+        if self.ready_ms is not None:
+            self.ended_ms = at_ms
+
+
+def _is_item(call: str) -> bool:
+    return "." in call and not call.endswith(".c")

@@ -1,0 +1,246 @@
+"""Draws when each node of a run waited and ran: a Gantt chart as text or as SVG.
+
+Pure: a plan and its events in, a drawing out. The calls of a fan-out share their node's lane: it shows a run
+while any of them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+from xml.sax.saxutils import escape
+
+from mosaic_queues.events import Event
+from mosaic_queues.ledger import RunStatus
+from mosaic_tasks.plan import Plan
+from mosaic_tasks.progress import NodeState, NodeView, Progress
+from mosaic_tasks.wording import duration
+
+Activity = Literal["wait", "pause", "run"]
+
+
+class Segment(NamedTuple):
+    """A stretch of time with one activity: `wait` in a queue, `pause` before a retry, or `run`."""
+
+    activity: Activity
+    start_ms: int
+    end_ms: int
+
+
+class Lane(NamedTuple):
+    """One node's line. `calls` is above 1 where a fan-out's items are merged."""
+
+    name: str
+    state: NodeState
+    calls: int
+    segments: tuple[Segment, ...]
+
+    def total_ms(self, activity: Activity) -> int:
+        """How long it did that."""
+        return sum(part.end_ms - part.start_ms for part in self.segments if part.activity == activity)
+
+
+class Timeline(NamedTuple):
+    """A run's lanes by the time of their start; those that never started come last."""
+
+    run_id: str
+    name: str
+    status: RunStatus
+    start_ms: int
+    end_ms: int
+    lanes: tuple[Lane, ...]
+
+
+def timeline(plan: Plan, events: Iterable[Event], *, now_ms: int, run_id: str = "") -> Timeline:
+    """The lanes of a run; what is not over reaches to `now_ms`."""
+    progress = Progress(plan, run_id=run_id)
+    tracks = [_Track() for _ in plan.nodes]
+    last_ms = 0
+    for event in events:
+        last_ms = event.at_ms
+        for number in progress.apply(event):
+            tracks[number].enter(_activity(progress.node(number)), event.at_ms)
+    view = progress.view()
+    end_ms = view.closed_ms or max(now_ms, last_ms)
+    lanes = [
+        Lane(node.name, node.state, node.calls, track.close(end_ms))
+        for node, track in zip(view.nodes, tracks, strict=True)
+    ]
+    lanes.sort(key=lambda lane: lane.segments[0].start_ms if lane.segments else end_ms + 1)
+    start_ms = view.opened_ms or min(
+        (lane.segments[0].start_ms for lane in lanes if lane.segments), default=end_ms
+    )
+    return Timeline(run_id, view.name, view.status, start_ms, end_ms, tuple(lanes))
+
+
+class _Track:
+    """Collects one lane's segments."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self._current: Activity | None = None
+        self._since = 0
+
+    def enter(self, activity: Activity | None, at_ms: int) -> None:
+        if activity == self._current:
+            return
+        self._leave(at_ms)
+        self._current, self._since = activity, at_ms
+
+    def close(self, at_ms: int) -> tuple[Segment, ...]:
+        self._leave(at_ms)
+        return tuple(self._segments)
+
+    def _leave(self, at_ms: int) -> None:
+        if self._current is not None:
+            self._segments.append(Segment(self._current, self._since, at_ms))
+            self._current = None
+
+
+def _activity(node: NodeView) -> Activity | None:
+    if node.is_over or node.ready_ms is None:
+        return None
+    if node.calls_running:
+        return "run"
+    return "pause" if node.retry_at_ms is not None else "wait"
+
+
+# -- drawing: both forms paint the lane on a raster first ----------------------------------------------------
+
+_WEIGHT: dict[Activity | None, int] = {None: 0, "wait": 1, "pause": 2, "run": 3}
+
+
+def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Activity | None]:
+    """What stands in each column; where activities meet, running wins, so that short runs are seen."""
+    cells: list[Activity | None] = [None] * columns
+    scale = columns / max(chart.end_ms - chart.start_ms, 1)
+    for activity, start_ms, end_ms in lane.segments:
+        first = min(int((start_ms - chart.start_ms) * scale), columns - 1)
+        last = max(first + 1, min(round((end_ms - chart.start_ms) * scale), columns))
+        for column in range(max(first, 0), last):
+            if _WEIGHT[activity] > _WEIGHT[cells[column]]:
+                cells[column] = activity
+    return cells
+
+
+_MARKS: dict[Activity | None, str] = {None: " ", "wait": "░", "pause": "▒", "run": "█"}
+_ASCII_MARKS: dict[Activity | None, str] = {None: " ", "wait": ".", "pause": "-", "run": "#"}
+_NAME_WIDTH = 28
+_NARROWEST_BAR = 10
+
+
+def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> str:
+    """The chart in `width` columns: a scale, a line a node, and what the marks mean."""
+    marks = _ASCII_MARKS if ascii_only else _MARKS
+    labels = [_label(lane) for lane in chart.lanes]
+    notes = [_note(lane) for lane in chart.lanes]
+    name_width = min(max(map(len, labels), default=0), _NAME_WIDTH)
+    bar = max(width - name_width - max(map(len, notes), default=0) - 4, _NARROWEST_BAR)
+    lines = [f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}"]
+    lines.append(f"{'':{name_width}} |{_scale(chart, bar)}|")
+    for lane, label, note in zip(chart.lanes, labels, notes, strict=True):
+        painted = "".join(marks[cell] for cell in _raster(lane, chart, bar))
+        lines.append(f"{_cut(label, name_width):{name_width}} |{painted}| {note}".rstrip())
+    lines.append(
+        f"{marks['run']} runs  {marks['wait']} waits in its queue  {marks['pause']} pauses before a retry"
+    )
+    return "\n".join(lines)
+
+
+def _label(lane: Lane) -> str:
+    return f"{lane.name} x{lane.calls}" if lane.calls > 1 else lane.name
+
+
+def _note(lane: Lane) -> str:
+    if not lane.segments:
+        return lane.state
+    ran = duration(lane.total_ms("run"))
+    return ran if lane.state == "done" else f"{ran} {lane.state}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def _scale(chart: Timeline, width: int) -> str:
+    """`0`, the middle and the end of the run's time, spread over `width`."""
+    total = chart.end_ms - chart.start_ms
+    middle, end = duration(total / 2), duration(total)
+    if 1 + len(middle) + len(end) + 4 > width:
+        return f"0{end:>{width - 1}}"
+    left = f"0{middle:>{width // 2 + len(middle) // 2 - 1}}"
+    return f"{left}{end:>{width - len(left)}}"
+
+
+_ROW, _TOP, _LEFT, _BAR, _RIGHT = 22, 58, 210, 680, 120
+_STYLE = """
+  svg { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --ground: #ffffff;
+        --run: #1f6feb; --wait: #c8d1da; --pause: #d4a72c; --failed: #cf222e; }
+  @media (prefers-color-scheme: dark) {
+    svg { --ink: #f0f6fc; --faint: #9198a1; --line: #3d444d; --ground: #0d1117;
+          --run: #4493f8; --wait: #4b535d; --pause: #d29922; --failed: #f85149; } }
+  text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+  .title { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); } .end { text-anchor: end; }
+  .middle { text-anchor: middle; } .ground { fill: var(--ground); } .grid { stroke: var(--line); }
+  .run { fill: var(--run); } .wait { fill: var(--wait); } .pause { fill: var(--pause); }
+  .failed { fill: var(--failed); }
+"""
+
+
+def draw_svg(chart: Timeline) -> str:
+    """The chart as one self-contained SVG file; it follows the viewer's light or dark mode."""
+    width, height = _LEFT + _BAR + _RIGHT, _TOP + _ROW * len(chart.lanes) + 16
+    title = escape(f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}")
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-labelledby="title">',
+        f'<title id="title">{title}</title>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="ground" width="{width}" height="{height}"/>',
+        f'<text class="title" x="12" y="24">{title}</text>',
+        *_svg_legend(width),
+        *_svg_grid(chart, height),
+        *(part for row, lane in enumerate(chart.lanes) for part in _svg_lane(lane, chart, _TOP + _ROW * row)),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _svg_legend(width: int) -> Iterator[str]:
+    meanings = (("run", "runs"), ("wait", "waits in its queue"), ("pause", "pauses before a retry"))
+    x = width - 340
+    for activity, meaning in meanings:
+        yield f'<rect class="{activity}" x="{x}" y="14" width="12" height="12" rx="2"/>'
+        yield f'<text class="faint" x="{x + 17}" y="24">{meaning}</text>'
+        x += 34 + 6 * len(meaning)
+
+
+def _svg_grid(chart: Timeline, height: int, parts: int = 4) -> Iterator[str]:
+    for step in range(parts + 1):
+        x = _LEFT + _BAR * step // parts
+        at = duration((chart.end_ms - chart.start_ms) * step / parts) if step else "0"
+        yield f'<line class="grid" x1="{x}" y1="{_TOP - 6}" x2="{x}" y2="{height - 10}"/>'
+        yield f'<text class="faint middle" x="{x}" y="{_TOP - 12}">{at}</text>'
+
+
+def _svg_lane(lane: Lane, chart: Timeline, y: int) -> Iterator[str]:
+    baseline = y + 13
+    ran, waited = duration(lane.total_ms("run")), duration(lane.total_ms("wait"))
+    yield f"<g><title>{escape(f'{lane.name}: {lane.state}, ran {ran}, waited {waited}')}</title>"
+    label = escape(_cut(_label(lane), _NAME_WIDTH))
+    yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{label}</text>'
+    for activity, first, last in _stretches(_raster(lane, chart, _BAR)):
+        looks = "failed" if lane.state == "failed" and activity == "run" else activity
+        yield f'<rect class="{looks}" x="{_LEFT + first}" y="{y + 2}" width="{last - first}" height="14"/>'
+    yield f'<text class="faint" x="{_LEFT + _BAR + 8}" y="{baseline}">{escape(_note(lane))}</text></g>'
+
+
+def _stretches(cells: Sequence[Activity | None]) -> Iterator[tuple[Activity, int, int]]:
+    """Neighbouring columns with the same activity as (activity, first, end)."""
+    column = 0
+    for activity, group in groupby(cells):
+        length = len(list(group))
+        if activity is not None:
+            yield activity, column, column + length
+        column += length

@@ -1,0 +1,59 @@
+-- Takes a join further: notes published messages, seals it, makes it larger, counts a finished header.
+-- KEYS: see chord_open.lua
+-- arg: records  {{slot, order, queue, task_id, message}}
+--      size     number of headers, false: not known yet. The first one counts
+--      grow     number of headers added
+--      part     {slot, part, ok} or false. The first one of a slot counts
+--      token    takes the dispatch lease when this step completes the join
+-- Returns 1 when this step completed the join, so that the caller dispatches the body; 0; -1: no such join.
+local JOIN, PARTS, SLOTS, MESSAGES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local join = redis.call('HMGET', JOIN, 'state', 'size', 'extra', 'count', 'ok', 'quorum', 'expire_s')
+if not join[1] then return -1 end
+if join[1] ~= 'open' then return 0 end
+local size, extra, count, ok = tonumber(join[2]), tonumber(join[3]), tonumber(join[4]), tonumber(join[5])
+local quorum, expire_s = tonumber(join[6]), tonumber(join[7])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function compare(a, b)
+  for i = 1, 3 do
+    if a[i] ~= b[i] then return a[i] - b[i] end
+  end
+  return 0
+end
+
+local function note(slot, order, queue, task_id, message)
+  if redis.call('HEXISTS', PARTS, slot) == 1 then return end
+  local raw = redis.call('HGET', SLOTS, slot)
+  local newer = raw and compare(order, cmsgpack.unpack(raw)[1]) or 1
+  if newer == 0 then
+    redis.call('HSETNX', MESSAGES, slot, message)
+  elseif newer > 0 then
+    redis.call('HSET', SLOTS, slot, cmsgpack.pack({order, 'w', queue, now, '', '', 0, false, task_id}))
+    redis.call('HSET', MESSAGES, slot, message)
+  end
+end
+
+for _, record in ipairs(arg.records) do note(unpack(record)) end
+if arg.size and not size then
+  size = arg.size
+  redis.call('HSET', JOIN, 'size', size)
+end
+if arg.grow > 0 then extra = redis.call('HINCRBY', JOIN, 'extra', arg.grow) end
+if arg.part and redis.call('HSETNX', PARTS, arg.part[1], arg.part[2]) == 1 then
+  count = redis.call('HINCRBY', JOIN, 'count', 1)
+  if arg.part[3] then ok = redis.call('HINCRBY', JOIN, 'ok', 1) end
+  redis.call('HDEL', SLOTS, arg.part[1])
+  redis.call('HDEL', MESSAGES, arg.part[1])
+end
+if expire_s > 0 and (#arg.records > 0 or count % 8 == 1) then
+  for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, expire_s) end
+end
+
+if not size then return 0 end
+local missing = size + extra - count
+if missing <= 0 or (quorum > 0 and (ok >= quorum or ok + missing < quorum)) then
+  redis.call('HSET', JOIN, 'state', 'ready', 'lease', arg.token, 'at_ms', now)
+  return 1
+end
+return 0

@@ -1,0 +1,602 @@
+"""The openai engine against a real HTTP server on this machine that speaks its API, well and badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mosaic_queues.errors import (
+    CallTimeout,
+    ConfigurationError,
+    ContextTooLong,
+    EngineError,
+    EngineOverloaded,
+    EngineRefused,
+)
+from mosaic_tasks.agents import AgentAnswer, run_agent
+from mosaic_tasks.engines.openai import OpenAIEngine, RetryPolicy, Timeouts
+from mosaic_tasks.engines.prices import PriceTable, load_prices
+from mosaic_tasks.engines.protocol import (
+    Completion,
+    EngineRequest,
+    Finished,
+    Message,
+    TextDelta,
+    Usage,
+    complete,
+)
+from mosaic_tasks.engines.registry import close_engines
+from mosaic_tasks.plan import AgentPlan
+
+pytestmark = pytest.mark.integration
+
+KEY = "sk-test-0123456789abcdef"
+FAST = RetryPolicy(attempts=3, base_s=0.01, max_s=0.02)
+SCHEMA = {
+    "type": "object",
+    "required": ["count"],
+    "additionalProperties": False,
+    "properties": {"count": {"type": "integer"}},
+}
+
+
+class Asked(msgspec.Struct):
+    """A request as the server saw it."""
+
+    headers: dict[str, str]
+    body: dict[str, Any]
+    at_s: float
+
+
+class Connection:
+    """The server's side of one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def head(self, status: int, **headers: str) -> None:
+        lines = [
+            f"HTTP/1.1 {status} Status",
+            *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+        ]
+        self._writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode())
+        await self._writer.drain()
+
+    async def send(self, *data: bytes) -> None:
+        self._writer.writelines(data)
+        await self._writer.drain()
+
+    async def gone(self) -> None:
+        """Waits until the client closed."""
+        await self._reader.read()
+
+    def reset(self) -> None:
+        self._writer.transport.abort()
+
+
+Reply = Callable[[Connection], Awaitable[None]]
+
+
+class Server:
+    """Answers requests with the replies of a script, in order; the last one again and again."""
+
+    def __init__(self, *script: Reply) -> None:
+        self.asked: list[Asked] = []
+        self.url = ""
+        self._script = list(script)
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            with suppress(ConnectionError):  # the client leaves, where a test wants it
+                await self._answer(reader, writer)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        finally:
+            self._open.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = json.loads(await reader.readexactly(int(headers["content-length"])))
+        self.asked.append(Asked(headers, body, asyncio.get_running_loop().time()))
+        assert head[0] == "POST /v1/chat/completions HTTP/1.1"
+        reply = self._script.pop(0) if len(self._script) > 1 else self._script[0]
+        await reply(Connection(reader, writer))
+
+    async def settled(self) -> None:
+        """Waits until no request is being answered."""
+        while self._open:
+            await asyncio.wait(self._open)
+
+
+@asynccontextmanager
+async def serving(*script: Reply) -> AsyncIterator[Server]:
+    server = Server(*script)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    async with listener, asyncio.timeout(10):
+        yield server
+        await server.settled()
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps({"id": "1", "object": "chat.completion.chunk", **fields}).encode() + b"\n\n"
+
+
+def delta(text: str | None = None, *, finish: str | None = None, **more: Any) -> bytes:
+    return event(choices=[{"index": 0, "delta": {"content": text, **more}, "finish_reason": finish}])
+
+
+USAGE = event(choices=[], usage={"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200})
+DONE = b"data: [DONE]\n\n"
+
+
+def streamed(*events: bytes) -> Reply:
+    async def reply(connection: Connection) -> None:
+        await connection.head(200, content_type="text/event-stream")
+        await connection.send(*events)
+
+    return reply
+
+
+def said(*pieces: str) -> Reply:
+    return streamed(*(delta(piece) for piece in pieces), delta(finish="stop"), USAGE, DONE)
+
+
+def refused(
+    status: int, message: str = "no", *, code: str | None = None, param: str | None = None, **headers: str
+) -> Reply:
+    body = json.dumps({"error": {"message": message, "code": code, "param": param, "type": "t"}}).encode()
+
+    async def reply(connection: Connection) -> None:
+        await connection.head(
+            status, content_type="application/json", content_length=str(len(body)), **headers
+        )
+        await connection.send(body)
+
+    return reply
+
+
+async def hanging(connection: Connection) -> None:
+    await connection.head(200, content_type="text/event-stream")
+    await connection.gone()
+
+
+def request(**options: Any) -> EngineRequest:
+    return EngineRequest((Message("user", "hello there"),), **{"model": "m-1", **options})
+
+
+@asynccontextmanager
+async def engine_at(url: str, **options: Any) -> AsyncIterator[OpenAIEngine]:
+    engine = OpenAIEngine(base_url=url, **{"api_key": KEY, "retry": FAST, **options})
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+def ask(*script: Reply, options: dict[str, Any] | None = None, **asked: Any) -> tuple[Completion, Server]:
+    """The answer to one request of an engine with `options`, at a server with that script."""
+
+    async def main() -> tuple[Completion, Server]:
+        async with serving(*script) as server, engine_at(server.url, **(options or {})) as engine:
+            return await complete(engine, request(**asked)), server
+
+    return asyncio.run(main())
+
+
+def failure(kind: type[EngineError] | type[CallTimeout], *script: Reply, asks: int, **options: Any) -> str:
+    """The message of the error that a script leads to, after so many requests; it shows no key."""
+
+    async def main() -> Server:
+        async with serving(*script) as server, engine_at(server.url, **options.pop("options", {})) as engine:
+            with pytest.raises(kind) as caught:
+                await complete(engine, request(**options))
+            assert type(caught.value) is kind
+            messages.append(str(caught.value))
+            assert KEY not in "".join(traceback.format_exception(caught.value))
+            return server
+
+    messages: list[str] = []
+    assert len(asyncio.run(main()).asked) == asks
+    return messages[0]
+
+
+def test_text_usage_and_the_request_s_options() -> None:
+    pieces = ("He", "llo ", "wörld")
+    answer, server = ask(said(*pieces), temperature=0.5, max_tokens=9, seed=3, stop=("X",))
+    assert answer == Completion("Hello wörld", Usage(1000, 200, None), "stop")
+    (asked,) = server.asked
+    assert asked.headers["authorization"] == f"bearer {KEY}"
+    assert asked.body == {
+        "model": "m-1",
+        "messages": [{"role": "user", "content": "hello there"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "seed": 3,
+        "stop": ["X"],
+    }
+
+
+def test_the_price_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"m-1": {"input_per_million": 2, "output_per_million": 10}}')
+    monkeypatch.setenv("MOSAIC_PRICES", str(prices))
+    assert ask(said("a"))[0].usage.cost_usd == pytest.approx(0.004)
+    assert ask(said("a"), model="m-2")[0].usage.cost_usd is None
+
+
+@pytest.mark.parametrize("text", ['{"m": 1}', "no json", None])
+def test_a_wrong_price_table_is_a_configuration_error(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prices.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("MOSAIC_PRICES", str(file))
+    with pytest.raises(ConfigurationError, match="MOSAIC_PRICES"):
+        load_prices("")
+
+
+def test_list_prices_come_from_genai_prices_where_installed() -> None:
+    pytest.importorskip("genai_prices")
+    table = PriceTable(api_url="https://api.openai.com/v1")
+    assert (table.cost_usd("gpt-4o-mini", input_tokens=1000, output_tokens=100) or 0) > 0
+    assert table.cost_usd("no-such-model", input_tokens=1, output_tokens=1) is None
+    assert (
+        PriceTable(api_url="http://127.0.0.1:1/v1").cost_usd("gpt-4o", input_tokens=1, output_tokens=1)
+        is None
+    )
+
+
+def test_usage_that_the_server_does_not_tell_is_estimated() -> None:
+    answer, _ = ask(streamed(delta("four"), delta("five"), delta(finish="stop"), DONE))
+    assert answer.usage == Usage(3, 2, None, estimated=True)
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("content_filter", "refused")])
+def test_the_reason_of_the_end_is_told(finish: str, reason: str) -> None:
+    assert ask(streamed(delta("a"), delta(finish=finish), USAGE, DONE))[0].finish_reason == reason
+
+
+def test_429_waits_as_long_as_retry_after_says() -> None:
+    answer, server = ask(refused(429, Retry_After="0.3"), said("ok"))
+    first, second = server.asked
+    assert answer.text == "ok"
+    assert 0.3 <= second.at_s - first.at_s < 1.0
+
+
+def test_retry_after_ms_wins_over_retry_after() -> None:
+    answer, server = ask(refused(503, Retry_After="30", Retry_After_Ms="200"), said("ok"))
+    assert answer.text == "ok"
+    assert 0.2 <= server.asked[1].at_s - server.asked[0].at_s < 1.0
+
+
+def test_retry_after_may_be_a_date() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+    answer, server = ask(refused(429, Retry_After=soon), said("ok"))
+    assert answer.text == "ok"
+    assert 0.5 <= server.asked[1].at_s - server.asked[0].at_s < 2.5
+
+
+def test_a_long_retry_after_ends_the_attempts() -> None:
+    message = failure(EngineOverloaded, refused(429, "slow down", Retry_After="3600"), asks=1)
+    assert "asks to wait 3600 s" in message
+    assert "slow down" in message
+
+
+def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
+    message = failure(CallTimeout, refused(429, Retry_After="20"), asks=1, timeout_s=1.0)
+    assert "no time for another attempt within 1 s" in message
+
+
+def test_errors_of_the_server_are_tried_again() -> None:
+    answer, server = ask(refused(500), refused(502), said("ok"))
+    assert (answer.text, len(server.asked)) == ("ok", 3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (refused(500, "boom"), EngineError),
+        (refused(408, "boom"), EngineError),
+        (refused(429, "boom"), EngineOverloaded),
+        (refused(503, "boom"), EngineOverloaded),
+        (refused(529, "boom"), EngineOverloaded),
+    ],
+)
+def test_what_goes_on_failing_is_told_after_all_attempts(reply: Reply, kind: type[EngineError]) -> None:
+    assert "boom" in failure(kind, reply, asks=3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (refused(400, "bad temperature"), EngineRefused),
+        (refused(401, f"Incorrect API key provided: {KEY}"), EngineRefused),
+        (refused(403, "Bearer abc.def is not allowed"), EngineRefused),
+        (refused(404, "The model m-1 does not exist"), EngineRefused),
+        (refused(429, "no money", code="insufficient_quota"), EngineRefused),
+        (refused(400, "content", code="content_filter"), EngineRefused),
+        (refused(400, "long", code="context_length_exceeded"), ContextTooLong),
+        (refused(400, "This model's maximum context length is 10 tokens"), ContextTooLong),
+    ],
+)
+def test_what_cannot_succeed_is_not_tried_again(reply: Reply, kind: type[EngineError]) -> None:
+    message = failure(kind, reply, asks=1)
+    assert "127.0.0.1" in message
+    assert "'m-1'" in message
+    assert "abc.def" not in message
+
+
+def test_a_refused_key_tells_the_provider_s_words_but_not_the_key() -> None:
+    message = failure(EngineRefused, refused(401, f"Incorrect API key provided: {KEY}. Find it."), asks=1)
+    assert "Incorrect API key provided: ***. Find it." in message
+    assert "check OPENAI_API_KEY" in message
+
+
+def test_a_hang_after_the_headers_ends_with_the_request_s_time() -> None:
+    assert "within 0.2 s" in failure(CallTimeout, hanging, asks=1, timeout_s=0.2)
+
+
+def test_a_silent_server_is_tried_again_after_the_read_timeout() -> None:
+    message = failure(EngineError, hanging, asks=3, options={"timeouts": Timeouts(read_s=0.1), "retry": FAST})
+    assert "sent nothing within 0.1 s" in message
+    assert ask(hanging, said("ok"), options={"timeouts": Timeouts(read_s=0.1)})[0].text == "ok"
+
+
+def test_a_stream_that_ends_early_is_an_error_that_may_be_tried_again() -> None:
+    message = failure(EngineError, streamed(delta("half")), asks=1)
+    assert "ended before the answer was complete" in message
+
+
+def test_a_stream_that_ends_before_the_first_token_is_tried_again() -> None:
+    answer, server = ask(streamed(), said("ok"))
+    assert (answer.text, len(server.asked)) == ("ok", 2)
+
+
+def test_a_connection_that_breaks_in_mid_stream_is_an_error() -> None:
+    async def breaking(connection: Connection) -> None:
+        await connection.head(200, content_type="text/event-stream", content_length="10000")
+        await connection.send(delta("half"))
+
+    assert "failed" in failure(EngineError, breaking, asks=1)
+
+
+def test_a_reset_connection_is_tried_again() -> None:
+    async def resetting(connection: Connection) -> None:
+        connection.reset()
+
+    assert ask(resetting, said("ok"))[0].text == "ok"
+
+
+@pytest.mark.parametrize("data", [b"data: {broken\n\n", b"data: \xff\xfe\n\n"])
+def test_an_event_that_cannot_be_read_is_an_error(data: bytes) -> None:
+    message = failure(EngineError, streamed(delta("half"), data), asks=1)
+    assert "an event that cannot be read" in message
+
+
+@pytest.mark.parametrize(
+    "data", [b"data: 5\n\n", b"data: {}\n\n", b'data: {"choices": null}\n\n', b": ping\n\n"]
+)
+def test_events_without_content_are_passed_over(data: bytes) -> None:
+    assert ask(streamed(data, delta("ok"), data, delta(finish="stop"), DONE))[0].text == "ok"
+
+
+def test_a_page_of_html_is_no_answer() -> None:
+    assert "OpenAI-compatible" in failure(
+        EngineError, streamed(b"<html>\n<body>hello</body>\n</html>"), asks=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("rate_limit_exceeded", EngineOverloaded),
+        (None, EngineError),
+        ("context_length_exceeded", ContextTooLong),
+    ],
+)
+def test_an_error_inside_the_stream_is_told(code: str | None, kind: type[EngineError]) -> None:
+    reply = streamed(delta("half"), event(error={"message": "engine died", "code": code}))
+    assert "engine died" in failure(kind, reply, asks=1)
+
+
+def test_a_model_that_declines_is_a_refusal_with_its_words() -> None:
+    reply = streamed(delta(None, refusal="I will not."), delta(finish="stop"), DONE)
+    assert "I will not." in failure(EngineRefused, reply, asks=1)
+
+
+def test_nobody_listening_is_an_error_that_names_the_server() -> None:
+    async def main() -> str:
+        async with serving(said("")) as server:
+            url = server.url
+        async with engine_at(url) as engine:
+            with pytest.raises(EngineError, match="is it running") as caught:
+                await complete(engine, request())
+        return str(caught.value)
+
+    assert "127.0.0.1" in asyncio.run(main())
+
+
+def test_cancelling_the_task_closes_the_connection() -> None:
+    async def main() -> None:
+        begun, left = asyncio.Event(), asyncio.Event()
+
+        async def endless(connection: Connection) -> None:
+            await connection.head(200, content_type="text/event-stream")
+            await connection.send(delta("half"))
+            await connection.gone()
+            left.set()
+
+        async with serving(endless) as server, engine_at(server.url) as engine:
+            task = asyncio.create_task(complete(engine, request(), on_delta=lambda _: begun.set()))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.wait_for(left.wait(), 2)
+
+    asyncio.run(main())
+
+
+def test_closing_the_iterator_closes_the_connection() -> None:
+    async def main() -> list[TextDelta | Finished]:
+        left = asyncio.Event()
+
+        async def endless(connection: Connection) -> None:
+            await connection.head(200, content_type="text/event-stream")
+            await connection.send(delta("half"))
+            await connection.gone()
+            left.set()
+
+        async with serving(endless) as server, engine_at(server.url) as engine:
+            async with aclosing(engine.stream(request())) as events:
+                seen = [await anext(events)]
+            await asyncio.wait_for(left.wait(), 2)
+            return seen
+
+    assert asyncio.run(main()) == [TextDelta("half")]
+
+
+def test_a_schema_is_sent_as_a_strict_response_format() -> None:
+    answer, server = ask(said('{"count": 3}'), output_schema={**SCHEMA, "title": "My Count!"})
+    assert answer.text == '{"count": 3}'
+    described = server.asked[0].body["response_format"]["json_schema"]
+    assert (described["name"], described["strict"]) == ("My_Count_", True)
+    assert described["schema"]["required"] == ["count"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"required": []},
+        {"additionalProperties": True},
+        {"properties": {"count": {"oneOf": [{"type": "integer"}]}}},
+        {"properties": {"count": {"type": "array", "items": {"type": "object"}}}},
+    ],
+)
+def test_a_schema_that_strict_mode_does_not_take_is_sent_without(change: dict[str, Any]) -> None:
+    _, server = ask(said("{}"), output_schema={**SCHEMA, **change})
+    assert server.asked[0].body["response_format"]["json_schema"]["strict"] is False
+
+
+def test_a_server_without_json_schema_gets_json_object_and_the_schema_in_the_prompt() -> None:
+    no_schema = refused(400, "response_format type json_schema is unavailable")
+
+    async def main() -> list[dict[str, Any]]:
+        async with serving(no_schema, said('{"count": 3}')) as server, engine_at(server.url) as engine:
+            for _ in range(2):
+                await complete(engine, request(output_schema=SCHEMA))
+            return [asked.body for asked in server.asked]
+
+    first, second, third = asyncio.run(main())
+    assert first["response_format"]["type"] == "json_schema"
+    assert second["response_format"] == {"type": "json_object"}
+    assert '"required":["count"]' in second["messages"][0]["content"]
+    assert third == second
+
+
+def test_a_server_without_response_format_gets_the_schema_in_the_prompt_alone() -> None:
+    no_format = refused(400, "unknown field", param="response_format")
+    _, server = ask(no_format, no_format, said('{"count": 3}'), output_schema=SCHEMA)
+    assert "response_format" not in server.asked[2].body
+    assert server.asked[2].body["messages"][0]["role"] == "system"
+
+
+def test_a_server_that_refuses_every_form_is_not_asked_for_ever() -> None:
+    failure(EngineRefused, refused(400, "response_format is wrong"), asks=3, output_schema=SCHEMA)
+
+
+def test_max_completion_tokens_and_stream_options_are_learnt() -> None:
+    _, server = ask(
+        refused(
+            400, "Use 'max_completion_tokens' instead.", code="unsupported_parameter", param="max_tokens"
+        ),
+        refused(400, "stream_options is unknown"),
+        said("ok"),
+        max_tokens=5,
+    )
+    last = server.asked[2].body
+    assert last["max_completion_tokens"] == 5
+    assert {"max_tokens", "stream_options"}.isdisjoint(last)
+
+
+def test_an_agent_repairs_its_answer_and_the_usage_and_price_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"m-1": {"input_per_million": 2, "output_per_million": 10}}')
+    monkeypatch.setenv("MOSAIC_PRICES", str(prices))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    async def main() -> tuple[AgentAnswer, Server]:
+        async with serving(said('{"count": "three"}'), said('Sorry: {"count": 3}')) as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+            agent = AgentPlan(prompt="count", model="openai:m-1", output_schema=SCHEMA)
+            try:
+                return await run_agent(agent, {}, timeout_s=5), server
+            finally:
+                await close_engines()
+
+    answer, server = asyncio.run(main())
+    assert answer == AgentAnswer({"count": 3}, Usage(2000, 400, 0.008), "openai:m-1", repaired=True)
+    assert "field 'count'" in server.asked[1].body["messages"][-1]["content"]
+
+
+def test_a_connection_is_kept_for_the_next_request() -> None:
+    body = b"".join([delta("ok"), delta(finish="stop"), DONE])
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
+
+    async def main() -> int:
+        ended: list[asyncio.Event] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ended.append(end := asyncio.Event())
+            with suppress(asyncio.IncompleteReadError):
+                while head := await reader.readuntil(b"\r\n\r\n"):
+                    length = next(line for line in head.lower().split(b"\r\n") if b"content-length" in line)
+                    await reader.readexactly(int(length.split(b":")[1]))
+                    writer.write(page)
+            writer.close()
+            await writer.wait_closed()
+            end.set()
+
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+        async with listener:
+            async with engine_at(url) as engine:
+                for _ in range(3):
+                    await complete(engine, request())
+            for end in ended:
+                await end.wait()
+        return len(ended)
+
+    assert asyncio.run(main()) == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/v1", "127.0.0.1:80", "http://"])
+def test_a_url_that_is_none_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="OPENAI_BASE_URL"):
+        OpenAIEngine(base_url=url, api_key=KEY)

@@ -1,0 +1,156 @@
+"""What a run waits for, in sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from made_runs import START_MS, Story, fanned_out, finished, node, opened, report_plan
+
+from mosaic_queues.ledger import CallState, LiveCall
+from mosaic_queues.liveness import Process
+from mosaic_tasks.explaining import Explanation, explain
+from mosaic_tasks.plan import Plan, link
+from mosaic_tasks.progress import project
+
+WORKER = Process(name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=2)
+NOW_MS = START_MS + 10_000
+
+
+def live(call: str, state: CallState = "ready", **fields: Any) -> LiveCall:
+    known = {"fence": 1, "failures": 0, "losses": 0, "queue": "mosaic.cpu", "at_ms": START_MS, "holder": ""}
+    return LiveCall(call, state, **{**known, **fields})
+
+
+def told(
+    story: Story, *calls: LiveCall, processes: list[Process] | None = None, plan: Plan | None = None
+) -> dict[str, str]:
+    plan = plan or report_plan()
+    view = project(plan, story.events)
+    found = explain(plan, view, calls, [WORKER] if processes is None else processes, now_ms=NOW_MS)
+    return {explanation.node: explanation.text for explanation in found}
+
+
+def test_a_waiting_node_names_the_producers_that_are_not_done() -> None:
+    texts = told(
+        opened().run("0", 1, 2).tell(3, "claimed", "1", holder="host/1/a"),
+        live("1", "claimed", holder="host/1/a"),
+    )
+    assert texts["sections"] == "waits for 'people' (running)"
+    assert texts["report"] == "waits for 'sections' (waiting) and 'tickets' (ready)"
+    assert "commits" not in texts
+
+
+def test_many_producers_are_named_in_part() -> None:
+    plan = link("wide", [*(node(f"n{number}") for number in range(9)), node("end", *range(9))], output=9)
+    texts = told(Story().tell(0, "opened"), plan=plan)
+    assert texts["end"].endswith("'n4' (waiting) and 4 more")
+
+
+def test_a_queue_without_worker_is_named_with_the_command_that_helps() -> None:
+    texts = told(opened(), live("3", queue="mosaic.tickets"))
+    assert texts["tickets"] == (
+        "it waits in queue 'mosaic.tickets', which no worker serves; "
+        "start one with: mosaic worker --queues mosaic.tickets"
+    )
+
+
+def test_a_queue_with_workers_tells_how_many_and_since_when() -> None:
+    texts = told(opened(), live("0"))
+    assert texts["commits"].startswith(
+        "it waits in queue 'mosaic.cpu' since 10.0 s, which 1 worker with 2 slots serves"
+    )
+
+
+def test_a_retry_tells_attempt_due_time_and_error() -> None:
+    story = fanned_out().tell(9_000, "claimed", "2.1", holder="host/1/a")
+    story.tell(9_500, "retry", "2.1", detail="ToolError: no", pause_ms=2_500)
+    texts = told(story, live("2.1", "delayed", failures=1, at_ms=START_MS + 12_000))
+    assert texts["sections"] == (
+        "0 of 3 items done, 3 left; attempt 2 of 2 of item 1 is due in 2.0 s, after: ToolError: no"
+    )
+
+
+def test_an_overdue_retry_without_any_worker_says_so() -> None:
+    texts = told(opened(), live("0", "delayed", failures=1, at_ms=START_MS), processes=[])
+    assert texts["commits"].startswith("attempt 2 of 1 is due since 10.0 s")
+    assert texts["commits"].endswith("no worker is alive to start it: mosaic worker --queues mosaic.cpu")
+
+
+def test_a_running_call_names_its_process_and_since_when() -> None:
+    texts = told(
+        opened().tell(4_000, "claimed", "0", holder="host/1/a"), live("0", "claimed", holder="host/1/a")
+    )
+    assert texts["commits"] == "it runs in process host/1/a since 6.0 s"
+
+
+def test_a_running_call_names_its_attempt_and_its_timeout() -> None:
+    plan = link("one", [node("slow", timeout_s=60.0)], output=0)
+    story = Story().tell(9_000, "claimed", "0", holder="host/1/a")
+    texts = told(story, live("0", "claimed", holder="host/1/a", failures=1), plan=plan)
+    assert texts["slow"] == "it runs in process host/1/a since 1.0 s, attempt 2 of 1, its timeout is 60 s"
+
+
+def test_items_are_counted_by_process_and_by_queue() -> None:
+    story = fanned_out(6).run("2.0", 40, 50).tell(60, "claimed", "2.1", "2.2", holder="host/1/a")
+    claims = [live(call, "claimed", holder="host/1/a") for call in ("2.1", "2.2")]
+    texts = told(story, *claims, *(live(f"2.{item}") for item in (3, 4, 5)))
+    first, second, third = texts["sections"].split("; ", 2)
+    assert first == "1 of 6 items done, 5 left"
+    assert second == "2 items run in process host/1/a"
+    assert third.startswith("3 items wait in queue 'mosaic.cpu'")
+
+
+def test_the_call_of_a_dead_process_tells_who_takes_over() -> None:
+    story = opened().tell(5, "claimed", "0", holder="gone/7/x")
+    text = told(story, live("0", "claimed", holder="gone/7/x"))["commits"]
+    assert text == (
+        "it was running in process gone/7/x, which is dead; "
+        "the sweeper of a live worker takes over within 0.5 s"
+    )
+
+
+def test_the_call_of_a_dead_process_tells_when_nobody_can_take_over() -> None:
+    story = opened().tell(5, "claimed", "0", holder="gone/7/x")
+    text = told(story, live("0", "claimed", holder="gone/7/x"), processes=[])["commits"]
+    assert text.endswith("no worker is alive to take over; start one with: mosaic worker --queues mosaic.cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [("2", "reading its list waits"), ("2.c", "collecting them waits"), ("2.0", "1 item waits")],
+)
+def test_a_fan_out_tells_which_of_its_steps_waits(call: str, words: str) -> None:
+    assert words in told(fanned_out(), live(call))["sections"]
+
+
+def test_a_finished_run_is_told_in_one_line() -> None:
+    view = project(report_plan(), finished().events)
+    assert explain(report_plan(), view, [], [], now_ms=NOW_MS) == [
+        Explanation("", "the run is done after 400 ms: 5 nodes done")
+    ]
+
+
+def test_a_failed_run_tells_node_and_error() -> None:
+    story = opened().tell(5, "claimed", "0").tell(9, "failed", "0", detail="ToolError: no")
+    texts = told(story.tell(9, "closed", detail="failed: ToolError: no"))
+    assert texts == {"": "the run failed in node 'commits' after 9 ms: ToolError: no"}
+
+
+def test_a_cancelled_run_tells_the_reason() -> None:
+    assert told(opened().tell(9, "closed", detail="cancelled: enough")) == {
+        "": "the run was cancelled after 9 ms: enough"
+    }
+
+
+def test_every_unfinished_node_is_explained_at_every_moment() -> None:
+    events = finished().events
+    for length in range(1, len(events)):
+        view = project(report_plan(), events[:length])
+        calls = [
+            live(str(number), "claimed", holder="host/1/a")
+            for number, found in enumerate(view.nodes)
+            if found.state == "running"
+        ]
+        names = {found.node for found in explain(report_plan(), view, calls, [WORKER], now_ms=NOW_MS)}
+        assert names == {found.name for found in view.nodes if not found.is_over}

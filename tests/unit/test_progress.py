@@ -1,0 +1,171 @@
+"""Events in, the state of a run and its nodes out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import START_MS, Story, fanned_out, finished, node, opened, report_plan
+
+from mosaic_tasks.plan import link
+from mosaic_tasks.progress import NodeView, Progress, RunView, project
+
+
+def view_of(story: Story) -> RunView:
+    return project(report_plan(), story.events, run_id="r")
+
+
+def node_of(story: Story, name: str) -> NodeView:
+    return next(found for found in view_of(story).nodes if found.name == name)
+
+
+def test_a_run_without_events_waits() -> None:
+    view = project(report_plan(), [])
+    assert (view.status, view.opened_ms, view.closed_ms) == ("running", None, None)
+    assert view.counts() == {"waiting": 5}
+
+
+def test_roots_are_ready_when_the_run_is_opened() -> None:
+    view = view_of(opened())
+    assert view.opened_ms == START_MS
+    assert [found.state for found in view.nodes] == ["ready", "waiting", "waiting", "ready", "waiting"]
+
+
+def test_a_claim_starts_a_node_and_names_its_holder() -> None:
+    found = node_of(opened().tell(7, "claimed", "0", holder="host/9/x"), "commits")
+    assert (found.state, found.holder, found.started_ms, found.attempts) == (
+        "running",
+        "host/9/x",
+        START_MS + 7,
+        1,
+    )
+    assert found.running_ms(START_MS + 20) == 13
+
+
+def test_a_claim_without_a_ready_event_is_ready_and_running_at_once() -> None:
+    found = node_of(opened().run("0", 1, 2).tell(2, "claimed", "1", holder="h"), "people")
+    assert (found.state, found.ready_ms, found.started_ms) == ("running", START_MS + 2, START_MS + 2)
+
+
+def test_a_fan_out_counts_its_items_only() -> None:
+    story = fanned_out().run("2.0", 40, 50).tell(51, "claimed", "2.1", "2.2", holder="h")
+    found = node_of(story, "sections")
+    assert (found.state, found.calls, found.calls_done, found.calls_running, found.attempts) == (
+        "running",
+        3,
+        1,
+        2,
+        3,
+    )
+
+
+def test_a_fan_out_stays_running_between_two_items() -> None:
+    assert node_of(fanned_out().run("2.0", 40, 50), "sections").state == "running"
+
+
+def test_a_fan_out_over_nothing_is_done_when_it_closes() -> None:
+    story = fanned_out(0).tell(30, "ready", "2.c", detail="mosaic.cpu").run("2.c", 31, 32)
+    found = node_of(story, "sections")
+    assert (found.state, found.calls, found.calls_done) == ("done", 0, 0)
+
+
+def test_a_fan_out_whose_opening_is_skipped_is_over() -> None:
+    story = opened().run("0", 1, 2).run("1", 2, 3).tell(3, "claimed", "2", holder="h").tell(4, "skipped", "2")
+    found = node_of(story, "sections")
+    assert (found.state, found.is_over, found.ended_ms) == ("skipped", True, START_MS + 4)
+
+
+def test_skipped_items_are_done_and_counted() -> None:
+    story = fanned_out().tell(40, "claimed", "2.0", holder="h").tell(50, "skipped", "2.0", holder="h")
+    found = node_of(story, "sections")
+    assert (found.calls_done, found.calls_skipped) == (1, 1)
+
+
+def test_a_retry_tells_its_error_and_when_it_is_due() -> None:
+    story = opened().tell(5, "claimed", "0", holder="h")
+    story.tell(9, "retry", "0", detail="ToolError: no", pause_ms=500)
+    found = node_of(story, "commits")
+    assert (found.state, found.retries, found.error) == ("ready", 1, "ToolError: no")
+    assert found.retry_at_ms == START_MS + 509
+    again = node_of(story.tell(600, "claimed", "0", holder="h"), "commits")
+    assert (again.state, again.retry_at_ms, again.attempts) == ("running", None, 2)
+
+
+def test_a_call_handed_back_is_ready_and_no_attempt() -> None:
+    found = node_of(
+        opened().tell(5, "claimed", "0", holder="h").tell(6, "released", "0", holder="h"), "commits"
+    )
+    assert (found.state, found.attempts, found.calls_running) == ("ready", 0, 0)
+
+
+def test_a_lost_call_is_ready_again_and_counted() -> None:
+    found = node_of(opened().tell(5, "claimed", "0", holder="h").tell(6, "lost", "0", holder="h"), "commits")
+    assert (found.state, found.losses, found.attempts) == ("ready", 1, 1)
+
+
+def test_a_failed_run_names_its_node_and_cancels_the_others() -> None:
+    story = (
+        opened().tell(5, "claimed", "0", holder="h").tell(9, "failed", "0", detail="node 'commits': no: none")
+    )
+    view = view_of(story.tell(9, "closed", detail="failed: node 'commits': no: none"))
+    assert (view.status, view.error, view.closed_ms) == ("failed", "node 'commits': no: none", START_MS + 9)
+    assert view.counts() == {"failed": 1, "cancelled": 4}
+    assert view.nodes[0].error == "node 'commits': no: none"
+    assert view.nodes[1].ended_ms is None
+
+
+def test_a_cancelled_run_leaves_nothing_running() -> None:
+    story = opened().run("0", 1, 2).tell(3, "claimed", "1", holder="h")
+    view = view_of(story.tell(9, "closed", detail="cancelled: enough"))
+    assert (view.status, view.error) == ("cancelled", "enough")
+    assert view.counts() == {"done": 1, "cancelled": 4}
+    assert sum(found.calls_running for found in view.nodes) == 0
+
+
+def test_a_finished_run_is_done_throughout() -> None:
+    view = view_of(finished())
+    assert view.counts() == {"done": 5}
+    sections = view.nodes[2]
+    assert (sections.calls_done, sections.retries, sections.losses, sections.attempts) == (3, 1, 1, 5)
+    assert (sections.started_ms, sections.ended_ms) == (START_MS + 20, START_MS + 210)
+
+
+def test_an_event_tells_which_nodes_it_touched() -> None:
+    progress = Progress(report_plan())
+    assert [progress.apply(event) for event in opened().events] == [[], [0], [3]]
+    [both] = Story().tell(5, "claimed", "3", "0", holder="h").events
+    assert progress.apply(both) == [3, 0]
+    [end] = Story().tell(6, "closed", detail="cancelled: enough").events
+    assert progress.apply(end) == [0, 1, 2, 3, 4]
+
+
+def test_events_in_pieces_give_what_all_at_once_gives() -> None:
+    progress = Progress(report_plan(), run_id="r")
+    for event in finished().events:
+        progress.apply(event)
+        progress.view()
+    assert progress.view() == view_of(finished())
+
+
+@given(st.integers(0, 40))
+def test_at_any_moment_counts_are_consistent(length: int) -> None:
+    events = finished().events[:length]
+    for found in project(report_plan(), events).nodes:
+        assert 0 <= found.calls_done <= max(found.calls, 0)
+        assert found.calls_skipped <= found.calls_done
+        assert found.calls_running >= 0
+        assert found.attempts >= 0
+        assert not (found.is_over and found.calls_running)
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_an_event_costs_the_same_in_small_and_large_plans(size: int) -> None:
+    plan = link("wide", [node(f"n{number}") for number in range(size)], output=0)
+    progress = Progress(plan)
+    events = Story().run("7", 1, 2).events * 2_000
+    begun = time.process_time()
+    for event in events:
+        progress.apply(event)
+    assert time.process_time() - begun < 0.5

@@ -1,0 +1,114 @@
+"""When each node waited and ran, as lanes, text and SVG."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from made_runs import START_MS, Story, finished, node, opened, report_plan
+
+from mosaic_tasks.plan import link
+from mosaic_tasks.timeline import Lane, Segment, Timeline, draw_svg, draw_text, timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def chart_of(story: Story, *, now_ms: int = 500) -> Timeline:
+    return timeline(report_plan(), story.events, now_ms=START_MS + now_ms, run_id="r")
+
+
+def lane_of(chart: Timeline, name: str) -> Lane:
+    return next(lane for lane in chart.lanes if lane.name == name)
+
+
+def test_waiting_and_running_are_told_apart() -> None:
+    lane = lane_of(chart_of(finished()), "tickets")
+    assert lane.segments == (
+        Segment("wait", START_MS, START_MS + 210),
+        Segment("run", START_MS + 210, START_MS + 300),
+    )
+    assert (lane.total_ms("wait"), lane.total_ms("run")) == (210, 90)
+
+
+def test_a_fan_out_is_one_lane_with_its_count_and_pauses() -> None:
+    lane = lane_of(chart_of(finished()), "sections")
+    assert lane.calls == 3
+    assert Segment("pause", START_MS + 140, START_MS + 175) in lane.segments
+    assert all(
+        before.end_ms <= after.start_ms
+        for before, after in zip(lane.segments, lane.segments[1:], strict=False)
+    )
+
+
+def test_what_is_not_over_reaches_to_now() -> None:
+    chart = chart_of(opened().tell(5, "claimed", "0", holder="h"), now_ms=80)
+    assert chart.end_ms == START_MS + 80
+    assert lane_of(chart, "commits").segments[-1] == Segment("run", START_MS + 5, START_MS + 80)
+
+
+def test_lanes_are_ordered_by_their_start_and_the_unstarted_come_last() -> None:
+    names = [lane.name for lane in chart_of(opened().run("0", 5, 9).tell(9, "claimed", "1")).lanes]
+    assert names == ["commits", "tickets", "people", "sections", "report"]
+
+
+def test_a_run_without_events_can_be_drawn() -> None:
+    chart = timeline(report_plan(), [], now_ms=START_MS)
+    assert "waiting" in draw_text(chart)
+    ElementTree.fromstring(draw_svg(chart))
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_no_line_is_wider_than_asked(width: int, ascii_only: bool) -> None:
+    lines = draw_text(chart_of(finished()), width=width, ascii_only=ascii_only).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 5 + 3
+
+
+def test_text_has_a_scale_and_a_bar_a_node() -> None:
+    text = draw_text(chart_of(finished()), width=80, ascii_only=True)
+    first, scale, *lanes, legend = text.splitlines()
+    assert first == "weekly-report: done, 400 ms"
+    assert scale.strip().startswith("|0")
+    assert scale.endswith("400 ms|")
+    assert "200 ms" in scale
+    assert any(line.startswith("sections x3") and "-" in line for line in lanes)
+    assert legend.startswith("# runs")
+
+
+def test_a_run_too_short_for_a_column_is_still_seen() -> None:
+    story = opened().run("0", 1, 2).tell(100_000, "closed", detail="cancelled: enough")
+    line = draw_text(chart_of(story), ascii_only=True).splitlines()[2]
+    assert line.count("#") == 1
+
+
+def test_long_names_are_cut() -> None:
+    plan = link("long", [node("n" * 200)], output=0)
+    text = draw_text(timeline(plan, Story().run("0", 1, 9).events, now_ms=START_MS + 10))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_svg_is_well_formed_and_refers_to_nothing_outside() -> None:
+    svg = draw_svg(chart_of(finished()))
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg"
+    assert "prefers-color-scheme: dark" in svg
+    assert "href" not in svg
+    assert "url(" not in svg
+    titles = [element.text or "" for element in root.iter(f"{SVG}title")]
+    assert any(title.startswith("sections: done, ran ") for title in titles)
+
+
+def test_svg_bars_lie_inside_the_chart() -> None:
+    root = ElementTree.fromstring(draw_svg(chart_of(finished())))
+    bars = [bar for bar in root.iter(f"{SVG}rect") if bar.get("class") in ("run", "wait", "pause")]
+    assert all(
+        float(bar.get("x", 0)) + float(bar.get("width", 0)) <= float(root.get("width", 0)) for bar in bars
+    )
+    assert all(float(bar.get("width", 0)) > 0 for bar in bars)
+
+
+def test_svg_escapes_names() -> None:
+    chart = Timeline("r", "a<b>", "running", 0, 10, (Lane("x&y", "running", 1, (Segment("run", 0, 10),)),))
+    assert ElementTree.fromstring(draw_svg(chart)) is not None
+    assert "x&amp;y" in draw_svg(chart)
