@@ -1,1 +1,87 @@
-"""mosaic-tasks: workflows of LLM agents on Celery and Redis."""
+"""mosaic-tasks: workflows of LLM agents on Celery and Redis.
+
+    from mosaic_tasks import Workflow, submit
+
+    run = submit(Workflow.from_file("report.yaml"), {"repo": "."})
+    print(run.result())
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mosaic_queues.errors import (
+        CallError,
+        DefinitionError,
+        InputError,
+        MosaicError,
+        NoWorker,
+        RunCancelled,
+        RunFailed,
+        ServerUnavailable,
+        UnknownRun,
+        WaitTimeout,
+    )
+    from mosaic_tasks.app import install
+    from mosaic_tasks.builder import Flow
+    from mosaic_tasks.client import Run, asubmit, get_run, list_runs, submit
+    from mosaic_tasks.compiling import compile_workflow
+    from mosaic_tasks.tools import agent, tool
+    from mosaic_tasks.workflow import Workflow
+
+_HOMES = {
+    "CallError": "mosaic_queues.errors",
+    "DefinitionError": "mosaic_queues.errors",
+    "Flow": "mosaic_tasks.builder",
+    "InputError": "mosaic_queues.errors",
+    "MosaicError": "mosaic_queues.errors",
+    "NoWorker": "mosaic_queues.errors",
+    "Run": "mosaic_tasks.client",
+    "RunCancelled": "mosaic_queues.errors",
+    "RunFailed": "mosaic_queues.errors",
+    "ServerUnavailable": "mosaic_queues.errors",
+    "UnknownRun": "mosaic_queues.errors",
+    "WaitTimeout": "mosaic_queues.errors",
+    "Workflow": "mosaic_tasks.workflow",
+    "agent": "mosaic_tasks.tools",
+    "asubmit": "mosaic_tasks.client",
+    "compile_workflow": "mosaic_tasks.compiling",
+    "get_run": "mosaic_tasks.client",
+    "install": "mosaic_tasks.app",
+    "list_runs": "mosaic_tasks.client",
+    "submit": "mosaic_tasks.client",
+    "tool": "mosaic_tasks.tools",
+}
+"""Where each public name lives; loaded when first asked for, so that `mosaic --help` does not load Celery."""
+
+__all__ = [
+    "CallError",
+    "DefinitionError",
+    "Flow",
+    "InputError",
+    "MosaicError",
+    "NoWorker",
+    "Run",
+    "RunCancelled",
+    "RunFailed",
+    "ServerUnavailable",
+    "UnknownRun",
+    "WaitTimeout",
+    "Workflow",
+    "agent",
+    "asubmit",
+    "compile_workflow",
+    "get_run",
+    "install",
+    "list_runs",
+    "submit",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mosaic_tasks' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ def sweeper(process: Process) -> Sweeper:
         process.ledger,
         publish=publish,
         oldest_message=lambda queue: oldest_message(process.app, queue),
+        over=lambda run_id: process.payloads.keep_objects_until(run_id, time.time() + config.retention_s),
         expire=lambda: expire_objects(process.client, namespace=config.namespace),
         pause_s=config.sweep_s,
         grace_s=config.outbox_grace_s,

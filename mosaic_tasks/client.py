@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,11 +14,11 @@ from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, UnknownRun, 
 from mosaic_queues.events import Event, follow_events, read_events
 from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
-from mosaic_tasks.compiling import compile_workflow
-from mosaic_tasks.plan import Plan, plan_hash
-from mosaic_tasks.prepared import PreparedPlan
+from mosaic_tasks.app import app as default_app
+from mosaic_tasks.plan import Plan
 from mosaic_tasks.process import Process, process_for
 from mosaic_tasks.progress import RunView, project
+from mosaic_tasks.submission import submit_to
 from mosaic_tasks.workflow import Workflow
 
 WORKER_CHECK_S = 1.0
@@ -45,36 +44,8 @@ def submit(
         InputError: the inputs do not fit.
         ServerUnavailable: the server does not answer.
     """
-    definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(Path(workflow))
-    values = definition.validate_inputs(inputs or {})
-    plan = compile_workflow(definition)
-    data = plan.encode()
-    return _open(_process(app), PreparedPlan(plan_hash(data), plan), data, values, key)
-
-
-def _open(
-    process: Process, plan: PreparedPlan, data: bytes, inputs: Mapping[str, Any], key: str | None
-) -> Run:
-    """Crash-safe in this order: plan, index, ledger, messages; the sweeper goes on from wherever it stops."""
-    config, ledger = process.settings, process.ledger
-    run_id = new_run_id()
-    if key is not None:
-        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s)
-    ledger.store_plan(plan.hash, data, keep_s=config.max_run_s + config.retention_s)
-    ledger.list_run(run_id, now_ms=int(time.time() * 1000))
-    roots = plan.by_queue(plan.plan.roots)
-    opened = ledger.open_run(
-        run_id,
-        plan=plan.hash,
-        name=plan.plan.name,
-        inputs=process.payloads.pack(run_id, dict(inputs)),
-        roots=roots,
-        retention_s=config.retention_s,
-        max_run_s=config.max_run_s,
-    )
-    if opened:
-        process.publish(run_id, plan, roots)
-    return Run(run_id, process)
+    app = app or default_app
+    return Run(submit_to(app, workflow, inputs, key=key), process_for(app))
 
 
 async def asubmit(
@@ -94,14 +65,14 @@ def get_run(run_id: str, *, app: Celery | None = None) -> Run:
     Raises:
         UnknownRun: never opened here, or past its retention.
     """
-    run = Run(run_id, _process(app))
+    run = Run(run_id, process_for(app or default_app))
     run.record()
     return run
 
 
 def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
     """The runs that are not over, oldest first."""
-    process = _process(app)
+    process = process_for(app or default_app)
     found = []
     for run_id, _ in process.ledger.listed_runs():
         try:
@@ -243,20 +214,3 @@ class Run:
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""
         return self._process.ledger.end_run(self.id, "cancelled", reason)
-
-
-def _process(app: Celery | None) -> Process:
-    if app is None:
-        from mosaic_tasks.app import app
-    return process_for(app)
-
-
-def new_run_id() -> str:
-    """A UUIDv7: sorts by time of making; also the trace id."""
-    ms = int(time.time() * 1000)
-    rest = int.from_bytes(os.urandom(10), "big")
-    value = (ms << 80) | rest
-    value = (value & ~(0xF << 76)) | (0x7 << 76)
-    value = (value & ~(0x3 << 62)) | (0x2 << 62)
-    digits = f"{value:032x}"
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_routing.queues import queue_for
+from mosaic_tasks.collector import collector_paused
 from mosaic_tasks.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
 from mosaic_tasks.plan import AgentPlan, NodePlan, Plan, Retry, link
 from mosaic_tasks.tools import ToolOptions
@@ -12,11 +13,13 @@ from mosaic_tasks.validation import Facts
 from mosaic_tasks.workflow import Workflow
 
 _NO_OPTIONS = ToolOptions()
-_FAIL = FailureRule()
+_FAIL = FailureRule.model_validate("fail")
 _ONCE = Retry()
 
 
-def compile_workflow(workflow: Workflow, *, default_model: str | None = None, import_tools: bool = True) -> Plan:
+def compile_workflow(
+    workflow: Workflow, *, default_model: str | None = None, import_tools: bool = True
+) -> Plan:
     """The plan of a workflow; made once for each workflow object.
 
     What a node does not say is taken from its tool's decorator, then from the workflow's `defaults`.
@@ -24,7 +27,7 @@ def compile_workflow(workflow: Workflow, *, default_model: str | None = None, im
     Args:
         workflow: the workflow, checked here.
         default_model: model of the agents for which the workflow names none; decides their queue too.
-        import_tools: False: do not import tools here, so that their arguments, types and decorators are not looked at.
+        import_tools: False: tools are not imported here; arguments, types and decorators stay unseen.
 
     Raises:
         DefinitionError: with all problems of the workflow.
@@ -32,7 +35,8 @@ def compile_workflow(workflow: Workflow, *, default_model: str | None = None, im
     key = (default_model, import_tools)
     plan = workflow._plans.get(key)
     if plan is None:
-        plan = workflow._plans[key] = _compiled(workflow, default_model, import_tools)
+        with collector_paused():
+            plan = workflow._plans[key] = _compiled(workflow, default_model, import_tools)
     return plan
 
 
@@ -70,6 +74,7 @@ def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: s
         agent=agent,
         output_schema=options.output,
         tags=node.tags,
+        concurrent=agent is not None or (facts.spec is not None and facts.spec.is_async),
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import structlog
@@ -21,7 +22,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.errors import RunCancelled, UnknownRun
-from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep
+from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
 from mosaic_tasks.execution import (
     Execution,
     Expand,
@@ -63,6 +64,29 @@ class Current(NamedTuple):
     since: float
 
 
+@dataclass
+class Finished:
+    """What the next transition records: calls, the joins they raise, and what they used."""
+
+    done: list[Done] = field(default_factory=list)
+    joins: dict[str, JoinStep] = field(default_factory=dict)
+    usages: list[Usage] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.done)
+
+    def released(self) -> list[str]:
+        """The calls that the joins may release."""
+        groups = [group for step in self.joins.values() for group in step.members or ()]
+        return [call for _, calls in groups for call in calls]
+
+    def put_back(self, earlier: Finished) -> None:
+        """Takes in what could not be recorded."""
+        self.done[:0] = earlier.done
+        self.usages[:0] = earlier.usages
+        self.joins = earlier.joins | self.joins
+
+
 class Drive:
     """One message's work on one run."""
 
@@ -73,8 +97,7 @@ class Drive:
         self._looked = 0.0
         self._given = deque(calls)
         self._claimed: deque[Claim] = deque()
-        self._finished: list[Done] = []
-        self._joins: dict[str, JoinStep] = {}
+        self._finished = Finished()
         self._continued = 0
         self._lock = threading.Lock()
 
@@ -151,8 +174,8 @@ class Drive:
     def _settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
         """Turns an outcome into what the next transition records; failures and fan-outs are transitions of their own."""
         match outcome:
-            case Value(envelope, shown):
-                self._finish(claim, envelope, skipped=False)
+            case Value(envelope, shown, usage):
+                self._finish(claim, envelope, skipped=False, usage=usage)
                 self.process.lengths.add(self.plan.length_key(claim.call), length_s)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
             case Skip(reason):
@@ -164,15 +187,17 @@ class Drive:
             case Failure():
                 self.fail(claim, outcome)
 
-    def _finish(self, claim: Claim, envelope: bytes, *, skipped: bool) -> None:
+    def _finish(self, claim: Claim, envelope: bytes, *, skipped: bool, usage: Usage | None = None) -> None:
         call = CallId(claim.call)
         steps = self.plan.steps(call)
         kind: DoneKind = "skipped" if skipped else "done"
         with self._lock:
-            self._finished.append(
+            self._finished.done.append(
                 Done(claim.call, claim.fence, envelope, kind, [step.name for step in steps])
             )
-            self._joins.update((step.name, step) for step in steps)
+            if usage is not None:
+                self._finished.usages.append(usage)
+            self._finished.joins.update((step.name, step) for step in steps)
         if call.item is None:
             self.process.remember_value(self.run_id, str(call.node), envelope)
 
@@ -231,19 +256,16 @@ class Drive:
 
     def _advance(self) -> None:
         """One transition: records what is finished, claims what comes next."""
-        finished, joins = self._drain()
+        finished = self._drain()
         with self._lock:
             wanted = self._wanted()
         if not finished and not wanted:
             return
-        released = [
-            call for step in joins.values() if step.members for _, calls in step.members for call in calls
-        ]
-        keep = 0 if self._given or self._claimed else self._keep(released)
+        keep = 0 if self._given or self._claimed else self._keep(finished.released())
         try:
-            answer = self._transition(finished, joins, wanted, keep)
+            answer = self._transition(finished, wanted, keep)
         except (RedisConnectionError, RedisTimeoutError):
-            answer = self._again(lambda keep: self._transition(finished, joins, (), keep))
+            answer = self._again(lambda keep: self._transition(finished, (), keep))
         if answer.stale:
             log.info(
                 "results refused, their claims were lost",
@@ -253,21 +275,19 @@ class Drive:
             )
         self._take(answer)
 
-    def _drain(self) -> tuple[list[Done], dict[str, JoinStep]]:
-        """Takes what is finished, and the joins it raises."""
+    def _drain(self) -> Finished:
+        """Takes what is finished."""
         with self._lock:
-            finished, self._finished = self._finished, []
-            joins, self._joins = self._joins, {}
-        return finished, joins
+            finished, self._finished = self._finished, Finished()
+        return finished
 
-    def _transition(
-        self, finished: Sequence[Done], joins: dict[str, JoinStep], wanted: Sequence[str], keep: int
-    ) -> Advance:
+    def _transition(self, finished: Finished, wanted: Sequence[str], keep: int) -> Advance:
         return self.process.ledger.advance(
             self.run_id,
             holder=self.process.holder,
-            done=finished,
-            joins=list(joins.values()),
+            done=finished.done,
+            joins=list(finished.joins.values()),
+            usages=finished.usages,
             claim=wanted,
             keep=keep,
             serves=self.process.serves,
@@ -375,15 +395,14 @@ class Drive:
 
     def _commit_now(self) -> None:
         """Records what is finished while a long call runs, so that nobody waits for it."""
-        finished, joins = self._drain()
+        finished = self._drain()
         if not finished:
             return
         try:
-            answer = self._transition(finished, joins, (), 0)
+            answer = self._transition(finished, (), 0)
         except RedisError:
             with self._lock:
-                self._finished[:0] = finished
-                self._joins = joins | self._joins
+                self._finished.put_back(finished)
             raise
         self.process.publish(self.run_id, self.plan, answer.ready)
 

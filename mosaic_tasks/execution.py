@@ -16,9 +16,9 @@ import msgspec
 from celery.exceptions import Ignore, Reject, Retry
 
 from mosaic_queues.errors import CallError, CallLost, CallTimeout, MosaicError, PayloadError, ToolError
-from mosaic_queues.ledger import Claim
+from mosaic_queues.ledger import Claim, Usage
 from mosaic_tasks.agents import run_agent
-from mosaic_tasks.plan import INPUTS, ITEM, Ref
+from mosaic_tasks.plan import INPUTS, ITEM, AgentPlan, Ref
 from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.process import Process
 from mosaic_tasks.references import read
@@ -26,10 +26,11 @@ from mosaic_tasks.templates import evaluate
 
 
 class Value(NamedTuple):
-    """A call ended with a value, as an envelope; `shown` is its beginning, for people."""
+    """A call ended with a value, as an envelope; `shown` is its beginning, for people; an agent's `usage`."""
 
     envelope: bytes
     shown: str
+    usage: Usage | None = None
 
 
 class Skip(NamedTuple):
@@ -183,21 +184,26 @@ class Execution:
         """Runs an agent or a coroutine tool on the event loop."""
         try:
             async with asyncio.timeout(work.node.plan.timeout_s):
-                return self._value(await self._await(work))
+                plan = work.node.plan
+                return await (self._await_tool(work) if plan.agent is None else self._ask(work, plan.agent))
         except TimeoutError:
             return failure(work.node, work.claim, timed_out(work.node))
         except Exception as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
 
-    async def _await(self, work: Work) -> Any:
-        plan = work.node.plan
-        if plan.agent is not None:
-            answer = await run_agent(plan.agent, work.names, timeout_s=plan.timeout_s)
-            return answer.value
+    async def _await_tool(self, work: Work) -> Value:
         result = work.node.tool.function(**work.arguments)
         if inspect.isasyncgen(result):
-            return [item async for item in result]
-        return await result
+            return self._value([item async for item in result])
+        return self._value(await result)
+
+    async def _ask(self, work: Work, agent: AgentPlan) -> Value:
+        answer = await run_agent(agent, work.names, timeout_s=work.node.plan.timeout_s)
+        used = answer.usage
+        usage = Usage(
+            work.claim.call, str(answer.model), used.input_tokens, used.output_tokens, used.cost_usd
+        )
+        return self._value(answer.value)._replace(usage=usage)
 
 
 class Work(NamedTuple):

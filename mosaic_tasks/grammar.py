@@ -1,7 +1,7 @@
 """The shape of a workflow file, as pydantic models: what may stand where, and its normal form.
 
-Short forms (`retry: 3`, `timeout: 5m`, `repo: string`) become the long ones here, so that equal workflows are equal
-objects however they were written.
+Short forms (`retry: 3`, `timeout: 5m`, `repo: string`) become the long ones here, so that equal workflows are
+equal objects however they were written.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from mosaic_tasks.references import did_you_mean
 from mosaic_tasks.schemas import TYPES
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_NO_DURATION = "is no duration; write a number of seconds or a text like '90s', '5m', '1h'"
 _MAX_DURATION_S = 366 * 86_400.0
 
 
@@ -26,11 +35,11 @@ def seconds(value: Any) -> float:
         ValueError: it is neither.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"{value!r} is no duration; write a number of seconds or a text like '90s', '5m', '1h'")
+        raise ValueError(f"{value!r} {_NO_DURATION}")
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
         if match is None:
-            raise ValueError(f"{value!r} is no duration; write a number of seconds or a text like '90s', '5m', '1h'")
+            raise ValueError(f"{value!r} {_NO_DURATION}")
         value = float(match[1]) * _UNITS[match[2]]
     if not 0 <= value <= _MAX_DURATION_S:
         raise ValueError(f"{value!r} s is no duration between 0 and 366 days")
@@ -40,7 +49,9 @@ def seconds(value: Any) -> float:
 Duration = Annotated[
     float,
     BeforeValidator(seconds),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION.pattern}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION.pattern}]}
+    ),
 ]
 
 
@@ -74,7 +85,7 @@ class FailureRule(_Part):
             return {"action": value}
         if isinstance(value, dict) and list(value) == ["default"]:
             return {"action": "default", "default": value["default"]}
-        if isinstance(value, dict) and "action" in value:
+        if isinstance(value, FailureRule):
             return value
         raise ValueError(f"{value!r} is not 'fail', 'skip' or {{default: VALUE}}")
 
@@ -94,7 +105,12 @@ Failure = Annotated[
         {
             "anyOf": [
                 {"enum": ["fail", "skip"]},
-                {"type": "object", "properties": {"default": {}}, "required": ["default"], "additionalProperties": False},
+                {
+                    "type": "object",
+                    "properties": {"default": {}},
+                    "required": ["default"],
+                    "additionalProperties": False,
+                },
             ]
         }
     ),
@@ -105,11 +121,15 @@ def _input(value: Any) -> Any:
     if isinstance(value, str):
         value = {} if value == "any" else {"type": value}
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no type; write one of {', '.join(TYPES)}, or {{type: ..., default: ...}}")
+        raise ValueError(
+            f"{value!r} is no type; write one of {', '.join(TYPES)}, or {{type: ..., default: ...}}"
+        )
     declared = value.get("type", [])
     for name in declared if isinstance(declared, list) else [declared]:
         if name not in TYPES:
-            raise ValueError(f"no type {name!r}{did_you_mean(str(name), TYPES)}; the types are {', '.join(TYPES)}")
+            raise ValueError(
+                f"no type {name!r}{did_you_mean(str(name), TYPES)}; the types are {', '.join(TYPES)}"
+            )
     return value
 
 
@@ -127,10 +147,13 @@ def _stop(value: Any) -> Any:
 class AgentSpec(_Part):
     """An agent: prompts (Jinja), the schema of its answer, and how it is sampled."""
 
-    prompt: str = Field(description="Jinja template; sees node ids, `inputs`, the item, and the node's `with`")
+    prompt: str = Field(
+        description="Jinja template; sees node ids, `inputs`, the item, and the node's `with`"
+    )
     system: str = Field(default="", description="Jinja template of the system message")
     output: str | dict[str, Any] | None = Field(
-        default=None, description="JSON Schema of the answer, or `module:Model`; without it the answer is text"
+        default=None,
+        description="JSON Schema of the answer, or `module:Model`; without it the answer is text",
     )
     model: str | None = Field(default=None, description="PROVIDER:NAME, such as openai:gpt-5")
     temperature: float | None = Field(default=None, ge=0, le=10)
@@ -156,8 +179,12 @@ class Node(_Part):
     task: str | None = Field(default=None, description="name of a Celery task of your app")
     agent: AgentSpec | None = None
     arguments: dict[str, Any] = Field(default_factory=dict, alias="with", description="arguments by name")
-    for_each: str | None = Field(default=None, description="reference to a list: one call for each of its items")
-    item_name: str = Field(default="item", alias="as", pattern=r"^[a-z][a-z0-9_]*$", description="name of the item")
+    for_each: str | None = Field(
+        default=None, description="reference to a list: one call for each of its items"
+    )
+    item_name: str = Field(
+        default="item", alias="as", pattern=r"^[a-z][a-z0-9_]*$", description="name of the item"
+    )
     when: str | None = Field(default=None, description="Jinja expression; false: the node is skipped")
     after: tuple[str, ...] = Field(default=(), description="nodes that end first, without data from them")
     retry: Retry | None = None
@@ -185,9 +212,13 @@ class Node(_Part):
 class Definition(_Part):
     """A whole workflow, as data."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=100, description="lower case, digits and hyphens")
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9-]*$", max_length=100, description="lower case, digits and hyphens"
+    )
     description: str = ""
-    inputs: dict[str, Input] = Field(default_factory=dict, description="name -> type, or a schema with a default")
+    inputs: dict[str, Input] = Field(
+        default_factory=dict, description="name -> type, or a schema with a default"
+    )
     defaults: Defaults = Field(default_factory=Defaults)
     nodes: dict[str, Node] = Field(min_length=1, description="id -> node")
     output: str = Field(description="id of the node whose output is the result")

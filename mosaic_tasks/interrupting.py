@@ -44,14 +44,13 @@ class Interruptible:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         with self._lock:
             thread, self._thread = self._thread, 0
         if thread == threading.main_thread().ident:
             Interruptible._in_main = None
         elif self.reason is not None and not isinstance(error, Interrupted):
             _set_async_exception(thread, None)
-        return False
 
     def interrupt(self, reason: Exception) -> bool:
         """Raises `Interrupted` in the context's thread. False when the context is over or already interrupted."""

@@ -1,10 +1,10 @@
 """YAML into plain data, with the line of everything in it.
 
-Only data can be written: no tags of other languages, no merge keys, no aliases that multiply, no key twice. Words
-are read as in YAML 1.2: `true` and `false` are booleans, `yes`, `on` and dates are texts.
+Only data can be written: no tags of other languages, no merge keys, no aliases that multiply, no key twice.
+Words are read as in YAML 1.2: `true` and `false` are booleans, `yes`, `on` and dates are texts.
 
-The text is read as a stream of events straight into data. Lines are looked up by reading the text once more, when there
-is a problem to tell; so a workflow without problems pays nothing for them.
+The text is read as a stream of events straight into data. Lines are looked up by reading the text once more,
+when there is a problem to tell; so a workflow without problems pays nothing for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _WORDS = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
 _SPECIAL = frozenset("~nNtTfF-+.0123456789")
 
 
@@ -76,7 +78,7 @@ class Source:
         """The data in the text.
 
         Raises:
-            DefinitionError: broken YAML, with line and column; a key twice, with both lines; too much of anything.
+            DefinitionError: broken YAML, with line and column; a key twice, with both lines; too much.
         """
         reader = _Reader(self)
         data = reader.document()
@@ -94,7 +96,9 @@ def read_source(path: str | Path) -> Source:
     path = Path(path)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DefinitionError([f"{path}: larger than {MAX_FILE_BYTES // 1024 // 1024} MiB; split the workflow"])
+            raise DefinitionError(
+                [f"{path}: larger than {MAX_FILE_BYTES // 1024 // 1024} MiB; split the workflow"]
+            )
         return Source(str(path), path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DefinitionError([f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
@@ -119,12 +123,12 @@ def _place(path: DataPath) -> str:
     return ", ".join(parts)
 
 
-class _Stop(Exception):  # noqa: N818
+class _Stop(Exception):
     """Reading cannot go on; the reason is the last problem."""
 
 
 class _Reader:
-    """Builds data from the events of a text, collecting problems; `lines`, when given, is filled with lines."""
+    """Builds data from the events of a text; collects problems and, in `lines` when given, lines."""
 
     def __init__(self, source: Source, *, lines: dict[DataPath, int] | None = None) -> None:
         self.source, self.lines = source, lines
@@ -183,14 +187,18 @@ class _Reader:
         if event.tag and not event.implicit and event.tag not in (_TAG + "map", _TAG + "seq"):
             self._refuse(event.start_mark.line + 1, f"the tag {event.tag!r} is not allowed; write plain data")
         before = self._made
-        value: Any = self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._sequence(path)
+        value: Any = (
+            self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._sequence(path)
+        )
         if event.anchor:
             self._anchors[event.anchor] = (value, self._made - before + 1)
         return value
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self._anchors:
-            self._refuse(event.start_mark.line + 1, f"the alias *{event.anchor} has no complete anchor before it")
+            self._refuse(
+                event.start_mark.line + 1, f"the alias *{event.anchor} has no complete anchor before it"
+            )
         value, size = self._anchors[event.anchor]
         self._made += size
         self._repeated += size
@@ -234,7 +242,9 @@ class _Reader:
 
     def _repeat(self, path: DataPath, first: int, line: int) -> None:
         place = _place(path)
-        self.problems.append(f"{self.source.name}:{line}: {place} is there twice, first in line {first}; rename one")
+        self.problems.append(
+            f"{self.source.name}:{line}: {place} is there twice, first in line {first}; rename one"
+        )
 
     def _scalar(self, event: Any) -> Any:
         plain, _ = event.implicit
@@ -252,7 +262,9 @@ class _Reader:
     def _plain(self, event: Any) -> Any:
         value = plain_value(event.value)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            self._refuse(event.start_mark.line + 1, f"the number {event.value[:40]} has more than 64 bits; quote it")
+            self._refuse(
+                event.start_mark.line + 1, f"the number {event.value[:40]} has more than 64 bits; quote it"
+            )
         return value
 
 
@@ -272,8 +284,8 @@ def plain_value(text: str) -> Any:
 def too_large(nodes: str, limit: int) -> str:
     """The refusal of a workflow with too many nodes."""
     return (
-        f"the workflow has {nodes} nodes and the limit is {limit:,}; use for_each for repeated steps, or raise "
-        "MOSAIC_MAX_NODES"
+        f"the workflow has {nodes} nodes and the limit is {limit:,}; use for_each for repeated steps, "
+        "or raise MOSAIC_MAX_NODES"
     )
 
 
@@ -293,10 +305,10 @@ def _lines_from(text: str, number: int) -> Iterator[str]:
     yield from text.splitlines()[number:]
 
 
-class _Dumper(_DUMPER):  # type: ignore[misc]
+class _Dumper(_DUMPER):
     """Quotes exactly the texts that `plain_value` would read as something else, and those of YAML 1.1."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
 

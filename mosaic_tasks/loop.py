@@ -7,6 +7,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from mosaic_tasks.engines.registry import close_engines
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,8 @@ def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def close_loop() -> None:
-    """Ends this thread's loop, where it has one."""
+    """Closes the engines of this thread's loop and ends it, where it has one."""
     if _local.runner is not None:
+        _local.runner.run(close_engines())
         _local.runner.close()
         _local.runner = None

@@ -59,9 +59,7 @@ class PreparedNode:
     @property
     def is_async(self) -> bool:
         """Whether its calls run together on an event loop."""
-        return self.plan.kind == "agent" or (
-            self.plan.kind == "tool" and self.tool.mode in ("coroutine", "async_generator")
-        )
+        return self.plan.kind == "agent" or (self.plan.kind == "tool" and self.tool.is_async)
 
 
 class PreparedPlan:

@@ -20,6 +20,7 @@ from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
+from mosaic_tasks.loop import close_loop
 from mosaic_tasks.plan import Plan
 from mosaic_tasks.prepared import PreparedPlan
 from mosaic_tasks.reporting import Reporter
@@ -97,6 +98,7 @@ class Process:
 
     def close(self) -> None:
         """Says goodbye; what is still claimed is re-issued."""
+        close_loop()
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()

@@ -31,7 +31,9 @@ _TEXT, _LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
 _STEP = r'\.[^\W\d][\w-]*|\[-?\d{1,9}\]|\["(?:[^"\\]|\\.)*"\]'
 _STEPS = re.compile(_STEP)
 _KEY = re.compile(r"[^\W\d][\w-]*")
-_TOKEN = re.compile(rf"(?P<escape>\$\$\{{)|\$\{{\s*(?P<name>[a-zA-Z_]\w*)(?P<path>(?:{_STEP})*)\s*\}}|(?P<bad>\$\{{)")
+_TOKEN = re.compile(
+    rf"(?P<escape>\$\$\{{)|\$\{{\s*(?P<name>[a-zA-Z_]\w*)(?P<path>(?:{_STEP})*)\s*\}}|(?P<bad>\$\{{)"
+)
 _SHOWN_KEYS = 12
 
 

@@ -1,7 +1,7 @@
 """JSON Schemas of inputs, tools and agents: made from types, followed along paths, compared.
 
-A comparison tells definite mismatches only: what may fit is left to the run. A schema that lists properties is
-taken at its word, unless it says `additionalProperties: true`.
+A comparison tells definite mismatches only: what may fit is left to the run. A schema that lists properties
+is taken at its word, unless it says `additionalProperties: true`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _property(schema: Schema, step: str, types: set[str], before: Path) -> Any:
         return ANY
     if isinstance(more, dict):
         return more
-    return _no_part(f"it has: {', '.join(properties) or 'nothing'}{did_you_mean(step, properties)}", step, before)
+    return _no_part(
+        f"it has: {', '.join(properties) or 'nothing'}{did_you_mean(step, properties)}", step, before
+    )
 
 
 def _no_part(reason: str, step: str | int, before: Path) -> NoReturn:
@@ -301,7 +303,7 @@ def _unknown_input(name: str, declared: Mapping[str, Schema]) -> str:
 
 
 def read_inputs(schema: Schema, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Values of a command line, read by the type of each input: text stays where a string is wanted, else JSON.
+    """Values of a command line, read by the type of each input: text where a string is wanted, else JSON.
 
     Raises:
         InputError: a text is no JSON where JSON is wanted.
@@ -332,8 +334,8 @@ __all__ = [
     "Schema",
     "complete_inputs",
     "inputs_schema",
-    "mismatch",
     "misfit",
+    "mismatch",
     "read_inputs",
     "schema_at",
     "schema_of",

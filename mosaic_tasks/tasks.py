@@ -9,9 +9,9 @@ from celery import Celery
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK
 from mosaic_tasks.driver import drive
 from mosaic_tasks.process import process_for
+from mosaic_tasks.submission import submit_to
 
 SUBMIT_TASK = "mosaic.submit"
-SUBMIT_QUEUE = "mosaic.cpu"
 
 
 def register(app: Celery) -> None:
@@ -33,12 +33,7 @@ def register(app: Celery) -> None:
         """The body of a node's chord: aggregates its calls and opens its successors."""
         drive(process_for(app), run_id, calls)
 
-    @app.task(name=SUBMIT_TASK, acks_late=True)
-    def submit(workflow: str, inputs: dict[str, Any] | None = None, key: str | None = None) -> str:
+    @app.task(name=SUBMIT_TASK, bind=True, acks_late=True)
+    def submit(self: Any, workflow: str, inputs: dict[str, Any] | None = None, key: str | None = None) -> str:
         """Submits a workflow file that this worker can read; for apps that do not install this package."""
-        from mosaic_tasks.client import submit as submit_workflow
-
-        return submit_workflow(workflow, inputs, key=key or submit_request_id(), app=app).id
-
-    def submit_request_id() -> str:
-        return f"task-{submit.request.id}"
+        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}")

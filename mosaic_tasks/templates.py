@@ -1,13 +1,13 @@
 """Prompts and conditions: Jinja that can neither reach into Python nor run for long.
 
-The sandbox of Jinja keeps a template away from private attributes, but not from work without end: nested loops,
-text that doubles, numbers that explode. So a template here
+The sandbox of Jinja keeps a template away from private attributes, but not from work without end: nested
+loops, text that doubles, numbers that explode. So a template here
 
 - is made of a list of allowed constructs (no macros, imports, inheritance, recursive loops);
 - reaches only keys of data, and a list of methods and filters whose cost is bounded by their input;
-- has a budget for one rendering: loop iterations, elements and characters made, and time, which is looked at in each
-  iteration, filter, call and output. To that end loops, literals and concatenations are rewritten, before
-  compilation, into filters of our own, whose names no template can write.
+- has a budget for one rendering: loop iterations, elements and characters made, and time, which is looked at
+  in each iteration, filter, call and output. To that end loops, literals and concatenations are rewritten,
+  before compilation, into filters of our own, whose names no template can write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, Undefined, meta, nodes, pass_context
+from jinja2 import (
+    StrictUndefined,
+    Template,
+    TemplateError,
+    TemplateSyntaxError,
+    Undefined,
+    meta,
+    nodes,
+    pass_context,
+)
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
@@ -48,20 +57,91 @@ _STATEMENTS = (
 )  # fmt: skip
 _EXPRESSIONS = (nodes.Expr, nodes.Pair, nodes.Keyword, nodes.Operand)
 _STR_METHODS = frozenset(
-    "capitalize casefold count endswith find isalnum isalpha isdigit islower isnumeric isspace istitle isupper "
-    "lower lstrip partition removeprefix removesuffix rfind rpartition rsplit rstrip split splitlines startswith "
-    "strip swapcase title upper".split()
+    [
+        "capitalize",
+        "casefold",
+        "count",
+        "endswith",
+        "find",
+        "isalnum",
+        "isalpha",
+        "isdigit",
+        "islower",
+        "isnumeric",
+        "isspace",
+        "istitle",
+        "isupper",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "rfind",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "swapcase",
+        "title",
+        "upper",
+    ]
 )
 _DICT_METHODS = frozenset(("get", "items", "keys", "values"))
 _LIST_METHODS = frozenset(("count", "index"))
 _LOOP_NAMES = frozenset(
-    "changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
+    [
+        "changed",
+        "cycle",
+        "depth",
+        "depth0",
+        "first",
+        "index",
+        "index0",
+        "last",
+        "length",
+        "nextitem",
+        "previtem",
+        "revindex",
+        "revindex0",
+    ]
 )
-_FILTERS = (
-    "abs capitalize count d default dictsort first float groupby int items last length list lower map max min "
-    "reject rejectattr reverse select selectattr sort title trim truncate unique upper urlencode "
-    "wordcount wordwrap"
-).split()
+_FILTERS = [
+    "abs",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "first",
+    "float",
+    "groupby",
+    "int",
+    "items",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "select",
+    "selectattr",
+    "sort",
+    "title",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+    "wordwrap",
+]
 _T = TypeVar("_T")
 _COUNT, _BOUND, _CONCAT = "<count>", "<bound>", "<concat>"
 
@@ -114,7 +194,9 @@ def _weigh(value: Any) -> int:
         elif isinstance(part, Undefined):
             str(part)
         elif part is not None and not isinstance(part, (str, int, float)):
-            raise BindingError(f"the template uses a {type(part).__name__} as data; use |list on what is lazy")
+            raise BindingError(
+                f"the template uses a {type(part).__name__} as data; use |list on what is lazy"
+            )
     return weight
 
 
@@ -280,7 +362,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _absent(self, obj: Any, name: Any) -> Undefined:
         if isinstance(obj, Mapping):
             keys = [str(key) for key in obj]
-            hint = f"no {name!r} here; it has: {', '.join(keys[:12]) or 'nothing'}{did_you_mean(str(name), keys)}"
+            known = ", ".join(keys[:12]) or "nothing"
+            hint = f"no {name!r} here; it has: {known}{did_you_mean(str(name), keys)}"
         else:
             hint = f"a {type(obj).__name__} has no {name!r} that a template may use"
         return self.undefined(hint)
@@ -311,7 +394,9 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if operator in ("**", "%") and not numbers:
         raise BindingError(f"the template uses {operator} on something else than numbers; join texts with ~")
     if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * max(1, right) if operator == "**" else left.bit_length() + right.bit_length()
+        bits = (
+            left.bit_length() * max(1, right) if operator == "**" else left.bit_length() + right.bit_length()
+        )
         if bits > _MAX_BITS:
             raise BindingError("the template computes a number that is too large")
     if operator == "*" and not numbers:
@@ -334,7 +419,9 @@ def _rewritten(node: Any) -> Any:
     """The tree with loops, literals, concatenations and plain text routed through the budget."""
     for field, value in node.iter_fields():
         if isinstance(value, list):
-            setattr(node, field, [_rewritten(part) if isinstance(part, nodes.Node) else part for part in value])
+            setattr(
+                node, field, [_rewritten(part) if isinstance(part, nodes.Node) else part for part in value]
+            )
         elif isinstance(value, nodes.Node):
             setattr(node, field, _rewritten(value))
     if isinstance(node, nodes.For):
@@ -377,7 +464,23 @@ _environment = _new_environment()
 GLOBAL_NAMES = frozenset(_environment.globals) | {"loop"}
 """Names that a template has without being given them."""
 RESERVED_NAMES = GLOBAL_NAMES | frozenset(
-    "and else false False if in is none None not or recursive self true True".split()
+    [
+        "and",
+        "else",
+        "false",
+        "False",
+        "if",
+        "in",
+        "is",
+        "none",
+        "None",
+        "not",
+        "or",
+        "recursive",
+        "self",
+        "true",
+        "True",
+    ]
 )
 """Names that no node and no input can have, because a template could not write them."""
 
@@ -430,7 +533,9 @@ def _check_node(node: nodes.Node) -> None:
         raise _refusal(node, "recursive loops are not allowed")
     name = _attribute(node)
     if name is not None and name.startswith("_"):
-        raise _refusal(node, f"the attribute {name!r} begins with an underscore, which templates may not reach for")
+        raise _refusal(
+            node, f"the attribute {name!r} begins with an underscore, which templates may not reach for"
+        )
     if isinstance(node, nodes.Filter) and node.name not in _environment.filters:
         raise _refusal(node, f"no filter {node.name!r}{did_you_mean(node.name, _PUBLIC_FILTERS)}")
     if isinstance(node, nodes.Test) and node.name not in _environment.tests:
@@ -447,7 +552,11 @@ def _refusal(node: nodes.Node, reason: str) -> TemplateProblem:
 def _attribute(node: nodes.Node) -> str | None:
     if isinstance(node, nodes.Getattr):
         return node.attr
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+    if (
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Const)
+        and isinstance(node.arg.value, str)
+    ):
         return node.arg.value
     return None
 

@@ -61,6 +61,11 @@ class ToolSpec:
         self.mode: Mode = _mode(function)
         self.options: ToolOptions = getattr(function, _OPTIONS, ToolOptions())
 
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on an event loop, beside other calls."""
+        return self.mode in ("coroutine", "async_generator")
+
     @cached_property
     def _signature(self) -> inspect.Signature:
         try:
@@ -158,7 +163,7 @@ def resolve_tool(target: str) -> ToolSpec:
 def _imported(module_name: str, target: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise DefinitionError(
             [
                 f"cannot import {module_name!r} for {target!r}: {type(error).__name__}: {error}; "
@@ -173,7 +178,9 @@ def _member(owner: Any, name: str, target: str) -> Any:
     except AttributeError:
         names = [key for key in vars(owner) if not key.startswith("_")] if hasattr(owner, "__dict__") else []
         raise DefinitionError(
-            [f"{getattr(owner, '__name__', owner)!r} has no {name!r} (in {target!r}){did_you_mean(name, names)}"]
+            [
+                f"{getattr(owner, '__name__', owner)!r} has no {name!r} (in {target!r}){did_you_mean(name, names)}"
+            ]
         ) from None
 
 
@@ -188,7 +195,9 @@ def target_of(function: Any) -> str:
         raise DefinitionError([f"{function!r} has no name to import; give a function of a module"])
     if "<lambda>" in name or "<locals>" in name:
         what = "a lambda" if "<lambda>" in name else "a local of a function"
-        raise DefinitionError([f"{name!r} in {module!r} is {what}, which workers cannot import; move it to a module"])
+        raise DefinitionError(
+            [f"{name!r} in {module!r} is {what}, which workers cannot import; move it to a module"]
+        )
     if module == "__main__":
         raise DefinitionError(
             [f"{name!r} is in the script that is running, which workers cannot import; move it to a module"]
@@ -224,7 +233,11 @@ def tool(
         timeout_s: seconds that a call may take.
         output: type or JSON Schema of its output, where the annotation does not tell.
     """
-    rule = None if retry is None else RetryRule.model_validate({"attempts": retry} if isinstance(retry, int) else retry)
+    rule = (
+        None
+        if retry is None
+        else RetryRule.model_validate({"attempts": retry} if isinstance(retry, int) else retry)
+    )
     schema = output if output is None or isinstance(output, dict) else schema_of(output, output=True)
     options = ToolOptions(queue=queue, retry=rule, timeout_s=timeout_s, output=schema)
 
@@ -277,7 +290,9 @@ def agent(
     def from_function(function: Callable[..., Any]) -> AgentSpec:
         text = inspect.getdoc(function)
         if not text:
-            raise DefinitionError([f"the agent {function.__qualname__!r} has no docstring, which is its prompt"])
+            raise DefinitionError(
+                [f"the agent {function.__qualname__!r} has no docstring, which is its prompt"]
+            )
         result = output if output is not None else ToolSpec("", function)._hints.get("return")
         return made(text, result)
 
@@ -292,7 +307,11 @@ def _output_of(result: Any) -> str | Schema | None:
         return None
     if isinstance(result, (str, dict)):
         return result
-    if inspect.isclass(result) and result.__module__ not in ("builtins", "__main__") and "<" not in result.__qualname__:
+    if (
+        inspect.isclass(result)
+        and result.__module__ not in ("builtins", "__main__")
+        and "<" not in result.__qualname__
+    ):
         return target_of(result)
     return schema_of(result)
 
@@ -306,8 +325,20 @@ def model_schema(target: str) -> Schema:
     """
     schema = schema_of(resolve_tool(target).function)
     if not schema:
-        raise DefinitionError([f"{target!r} has no JSON Schema; give a pydantic model, a dataclass or a TypedDict"])
+        raise DefinitionError(
+            [f"{target!r} has no JSON Schema; give a pydantic model, a dataclass or a TypedDict"]
+        )
     return schema
 
 
-__all__ = ["Mode", "Parameter", "ToolOptions", "ToolSpec", "agent", "model_schema", "resolve_tool", "target_of", "tool"]
+__all__ = [
+    "Mode",
+    "Parameter",
+    "ToolOptions",
+    "ToolSpec",
+    "agent",
+    "model_schema",
+    "resolve_tool",
+    "target_of",
+    "tool",
+]

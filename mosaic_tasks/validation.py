@@ -17,7 +17,16 @@ from mosaic_tasks.grammar import AgentSpec, Definition, Node
 from mosaic_tasks.loading import Problem, too_large
 from mosaic_tasks.plan import INPUTS, ITEM, Ref, decode_ref
 from mosaic_tasks.references import Path, Reference, ReferenceSyntaxError, did_you_mean, encode, parse
-from mosaic_tasks.schemas import ANY, NoSuchPath, Schema, inputs_schema, misfit, mismatch, schema_at, schema_problem
+from mosaic_tasks.schemas import (
+    ANY,
+    NoSuchPath,
+    Schema,
+    inputs_schema,
+    misfit,
+    mismatch,
+    schema_at,
+    schema_problem,
+)
 from mosaic_tasks.templates import RESERVED_NAMES, TemplateProblem, names_in, names_in_expression
 from mosaic_tasks.tools import ToolSpec, model_schema, resolve_tool
 
@@ -119,7 +128,10 @@ class _Checker:
     def _check_model(self, model: str | None, path: Path) -> None:
         if model is not None and not _MODEL.fullmatch(model):
             self.problems.append(
-                Problem(path, f"{model!r} is no model; write PROVIDER:NAME such as 'openai:gpt-5', or 'extractive'")
+                Problem(
+                    path,
+                    f"{model!r} is no model; write PROVIDER:NAME such as 'openai:gpt-5', or 'extractive'",
+                )
             )
 
     def _checked_node(self, name: str, node: Node) -> Facts:
@@ -147,7 +159,9 @@ class _Checker:
             self._report(f"{name!r} has a meaning of its own in references and templates; choose another id")
         if node.for_each is None and "item_name" in node.model_fields_set and node.item_name != "item":
             self._report("`as` names the item of a for_each, which this node does not have", "as")
-        if node.item_name != "item" and (node.item_name in self.numbers or node.item_name in RESERVED_NAMES | {"inputs"}):
+        if node.item_name != "item" and (
+            node.item_name in self.numbers or node.item_name in RESERVED_NAMES | {"inputs"}
+        ):
             self._report(f"{node.item_name!r} is the name of something else already; choose another", "as")
 
     def _for_each(self, text: str) -> Ref | None:
@@ -194,7 +208,9 @@ class _Checker:
         if name in self.broken:
             return
         if name == "item":
-            named = f"; it is called {self._node.item_name!r} here" if self._node.for_each else "; add for_each"
+            named = (
+                f"; it is called {self._node.item_name!r} here" if self._node.for_each else "; add for_each"
+            )
             self._report(f"no `item` here{named}", *where)
             return
         known = [*self.numbers, *self.broken, "inputs", *more]
@@ -215,7 +231,9 @@ class _Checker:
             if name in given:
                 continue
             if condition and self._node.for_each is not None and name == self._node.item_name:
-                self._report(f"{name!r} is the item, which `when` cannot see: it decides on the whole node", *where)
+                self._report(
+                    f"{name!r} is the item, which `when` cannot see: it decides on the whole node", *where
+                )
             elif name in self.numbers or name == "inputs" or self._is_item(name):
                 facts.names[name] = Ref(self._number(Reference(name), where))
             else:
@@ -404,7 +422,9 @@ class _Checker:
         if len(names) > _SHOWN_STEPS:
             middle = f"({len(names) - _SHOWN_STEPS:,} more)"
             names = [*names[: _SHOWN_STEPS // 2], middle, *names[-_SHOWN_STEPS // 2 :]]
-        self._report(f"the nodes wait for each other in a circle: {' -> '.join(names)}", "nodes", self.ids[cycle[0]])
+        self._report(
+            f"the nodes wait for each other in a circle: {' -> '.join(names)}", "nodes", self.ids[cycle[0]]
+        )
 
     def _check_needed(self, output: int) -> None:
         nodes = self.definition.nodes.values()

@@ -57,7 +57,14 @@ def resolve(constraints: str, extra: set[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         limits, report = Path(directory, "constraints.txt"), Path(directory, "report.json")
         limits.write_text(constraints, encoding="utf-8")
-        options = ["--dry-run", "--ignore-installed", "--no-build-isolation", "--quiet", "--report", str(report)]
+        options = [
+            "--dry-run",
+            "--ignore-installed",
+            "--no-build-isolation",
+            "--quiet",
+            "--report",
+            str(report),
+        ]
         pip("install", *options, "-c", str(limits), *EVERYTHING, *sorted(extra))
         items = json.loads(report.read_text(encoding="utf-8"))["install"]
     found = {canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in items}

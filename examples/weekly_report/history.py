@@ -11,7 +11,7 @@ from pathlib import Path
 from weekly_report.errors import PeriodError
 from weekly_report.git import Git, text
 from weekly_report.records import Commit, FileChange, FileStatus, History, Identity
-from weekly_report.words import count, day, local_iso
+from weekly_report.words import count, date_of, day, local_iso
 
 MAX_COMMITS = 5_000
 MAX_FILES = 1_000
@@ -87,12 +87,24 @@ def _moment(git: Git, name: str, value: str, now: int) -> int:
     """The Unix time that git understands; git takes what it does not understand for now."""
     answer = "" if not value.isprintable() else git.line("rev-parse", f"--{name}={value}")
     moment = _number(answer.partition("=")[2])
-    if moment and (abs(moment - now) > 2 or value.strip().casefold() in {"now", "today"}):
+    is_now = abs(moment - now) <= 2 and value.strip().casefold() not in {"now", "today"}
+    if moment and not is_now and _agrees(moment, value):
         return moment
     raise PeriodError(
         f"{name} {value!r} is not a date in the past that git understands; "
         "give for example '7 days ago', 'last monday' or '2026-01-31'"
     )
+
+
+def _agrees(moment: int, value: str) -> bool:
+    """Whether git takes what looks like `2026-01-31` for that day; it guesses at `2026-13-45`."""
+    if not re.match(r"\s*\d{4}-\d\d-\d\d", value):
+        return True
+    try:
+        day_meant = date_of(value.strip())
+    except ValueError:
+        return False
+    return abs((date_of(local_iso(moment)) - day_meant).days) <= 1
 
 
 def _name(git: Git) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from weekly_report.records import Commit, Mention, Ticket
 
-_KEYS = re.compile(r"(?<![\w/#-])([A-Za-z]\w*-\d+)(?![\w-]*\.\w)\b")
+_KEYS = re.compile(r"(?<![\w#-])([A-Za-z]\w*-\d+)(?![\w-]*\.\w)\b")
 _NUMBERS = re.compile(r"(?:(?<![\w/&])#|\bGH-)(\d{1,9})\b", re.IGNORECASE)
 _CLOSING = re.compile(r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w./-]*?)$", re.IGNORECASE)
 

@@ -26,7 +26,7 @@ _CONTAINERS = {
     "modules",
     "plugins",
 }
-_DOMINANT = 0.6
+_DOMINANT = 0.5
 _MAX_DEPTH = 4
 
 

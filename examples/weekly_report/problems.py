@@ -29,6 +29,7 @@ _HOTFIX = re.compile(
     r"\bhot-?\s?fix(es|ed)?\b|\b(urgent|emergency)\b.{0,20}\bfix|\bfix\b.{0,20}\b(production|prod|outage)\b",
     re.IGNORECASE,
 )
+_RESTORES = re.compile(r'(Reapply|Revert "(Revert|Reapply)) ')
 _REASON = re.compile(
     r"this reverts commit [0-9a-f]{7,64}[^.]*\.\s+(?![\w-]+: )(\S.*)", re.IGNORECASE | re.DOTALL
 )
@@ -58,7 +59,7 @@ def is_fix(commit: Commit) -> bool:
 
 def _reverts(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
     for commit in commits:
-        for reverted in commit["reverts"]:
+        for reverted in commit["reverts"] if not _RESTORES.match(commit["subject"]) else ():
             original = _find(commits, reverted)
             who = listed(_names([commit], identities))
             undone = _is_reverted(commit, commits)

@@ -34,7 +34,8 @@ Order = tuple[int, int, int]
 
 SLICE = 500
 MAX_SCAN = 20_000
-MAX_PAUSE_MS = 30_000
+MAX_PAUSE_MS = 10_000
+INDEX_EXPIRE_S = 30 * 86_400
 _CORRELATION_ID = re.compile(rb'"correlation_id":\s*"([^"]+)"')
 
 
@@ -51,7 +52,7 @@ class Record(NamedTuple):
 class Part(NamedTuple):
     """A finished header. `payload` is the result as Celery encodes it; `ok` whether it succeeded."""
 
-    index: float | None
+    position: float | None
     task_id: str
     ok: bool
     payload: bytes
@@ -59,7 +60,7 @@ class Part(NamedTuple):
     @property
     def rank(self) -> tuple[float, str]:
         """Sorts parts in header order."""
-        return (float("inf") if self.index is None else self.index), self.task_id
+        return (float("inf") if self.position is None else self.position), self.task_id
 
 
 class Slot(NamedTuple):
@@ -113,9 +114,12 @@ class Chords:
         self, group_id: str, *, body: bytes, shape: bytes, quorum: int, expire_s: int, look_ms: int
     ) -> None:
         """Opens a join, after it was listed for the sweeper; one that is open already stays as it is."""
-        argument = {"body": body, "shape": shape, "quorum": quorum, "expire_s": expire_s}
-        self.client.zadd(self.index, {group_id: look_ms})
-        _OPEN(self.client, self.keys(group_id), argument)
+        argument = {"quorum": quorum, "expire_s": expire_s}
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(self.index, {group_id: look_ms})
+            pipe.expire(self.index, INDEX_EXPIRE_S)
+            pipe.execute()
+        _OPEN(self.client, self.keys(group_id), argument, (body, shape))
 
     def advance(
         self,
@@ -129,27 +133,31 @@ class Chords:
     ) -> int:
         """Notes messages, seals, grows, counts a part. 1: complete, `token` dispatches; -1: no such join."""
         argument = {
-            "records": records,
+            "records": [record[:-1] for record in records],
             "size": False if size is None else size,
             "grow": grow,
-            "part": [part[0], msgspec.msgpack.encode(part[1]), part[1].ok] if part else False,
+            "part": [part[0], part[1].ok] if part else False,
             "token": token,
         }
-        return int(_ADVANCE(self.client, self.keys(group_id), argument))
+        messages = [record.message for record in records]
+        if part:
+            messages.append(msgspec.msgpack.encode(part[1]))
+        return int(_ADVANCE(self.client, self.keys(group_id), argument, messages))
 
     def claim(self, group_id: str, slot: str, state: Slot) -> bool:
         """A worker received a header."""
         argument = {"slot": slot, "body": False, **state._asdict()}
         return bool(_CLAIM(self.client, self.keys(group_id), argument))
 
-    def body_received(self, group_id: str, slot: str) -> bool:
-        """A worker received a body."""
-        return bool(_CLAIM(self.client, self.keys(group_id), {"slot": slot, "body": True}))
+    def body_received(self, group_id: str, slot: str) -> None:
+        """A worker received a body; after the last one the join is gone."""
+        if _CLAIM(self.client, self.keys(group_id), {"slot": slot, "body": True}) == 2:
+            self.unlist(group_id)
 
     def change(self, group_id: str, slot: str, seen: bytes, new: Slot | None) -> bool:
         """Changes a slot that still has the value `seen`; None: it is watched no longer."""
-        argument = {"slot": slot, "seen": seen, "new": False if new is None else msgspec.msgpack.encode(new)}
-        return bool(_CHANGE(self.client, self.keys(group_id), argument))
+        values = [seen] if new is None else [seen, msgspec.msgpack.encode(new)]
+        return bool(_CHANGE(self.client, self.keys(group_id), {"slot": slot}, values))
 
     def lease(self, group_id: str, *, seen: str, token: str) -> bool:
         """Takes or prolongs the lease to dispatch the body."""
@@ -157,7 +165,9 @@ class Chords:
 
     def sent(self, group_id: str, *, token: str, records: Sequence[Record]) -> int:
         """The body is published as `records`. 2: nothing to wait for; 0: another process has the lease."""
-        answer = int(_SENT(self.client, self.keys(group_id), {"token": token, "records": records}))
+        argument = {"token": token, "records": [record[:-1] for record in records]}
+        messages = [record.message for record in records]
+        answer = int(_SENT(self.client, self.keys(group_id), argument, messages))
         if answer == 2:
             self.unlist(group_id)
         return answer
@@ -276,9 +286,7 @@ class Broker:
         cursor: Any = 0
         while True:
             cursor, found = self._client.execute_command("HSCAN", name, cursor, "COUNT", SLICE)
-            pairs += [
-                (task_id, tag.decode()) for tag, raw in found.items() for task_id in _task_ids(raw)
-            ]
+            pairs += [(task_id, tag.decode()) for tag, raw in found.items() for task_id in _task_ids(raw)]
             if not int(cursor):
                 return pairs
 
@@ -306,7 +314,7 @@ class Mender(Protocol):
 class ChordSweeper:
     """Mends the joins whose process died or whose message is lost.
 
-    A join is looked at again after a pause that doubles from the grace to 30 s, and at once when a worker died.
+    A join is looked at again after a pause that doubles from the grace to 10 s, and at once when a worker died.
     A message counts as lost when two sweeps in a row found it nowhere: one alone may have come between a worker's
     popping and its claim. Only Redis brokers can be looked into; on others, only dispatches are mended.
 
@@ -406,9 +414,7 @@ class ChordSweeper:
             self._chords.change(group_id, slot, raw, _unclaimed(state, server_ms(self._chords.client), 0))
         return 0
 
-    def _again(
-        self, group_id: str, slot: str, raw: bytes, state: Slot, publish: Callable[[], None]
-    ) -> int:
+    def _again(self, group_id: str, slot: str, raw: bytes, state: Slot, publish: Callable[[], None]) -> int:
         loss = int(state.status == "c" and state.acks_late)
         if state.losses + loss > self._max_losses:
             return self._fail(group_id, slot, raw, self._chords.message(group_id, slot))
@@ -423,7 +429,9 @@ class ChordSweeper:
 
     def _fail(self, group_id: str, slot: str, raw: bytes, message: bytes | None) -> int:
         if self._chords.slot(group_id, slot) == raw:
-            log.warning("task of a chord is lost for good", event_name="chord.lost", chord=group_id, slot=slot)
+            log.warning(
+                "task of a chord is lost for good", event_name="chord.lost", chord=group_id, slot=slot
+            )
             self._mender.fail(group_id, slot, message)
         return 0
 

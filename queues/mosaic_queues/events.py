@@ -34,8 +34,10 @@ class Event(NamedTuple):
         calls: the calls it happened to, empty for the run itself.
         holder: the process, where one acted.
         detail: queue of `ready`; error of `retry` and `failed`; item count of `expanded`; status of `closed`;
-            workflow name of `opened`.
+            workflow name of `opened`; model of `usage`.
         pause_ms: of `retry`.
+        tokens: of `usage`: input and output.
+        cost_usd: of `usage`, None where the price is not known.
     """
 
     id: str
@@ -45,6 +47,8 @@ class Event(NamedTuple):
     holder: str = ""
     detail: str = ""
     pause_ms: int = 0
+    tokens: tuple[int, int] = (0, 0)
+    cost_usd: float | None = None
 
 
 def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> list[Event]:
@@ -102,6 +106,10 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
             return Event(event_id, at_ms, kind, detail=raw[2])
         case "ready":
             return Event(event_id, at_ms, kind, tuple(raw[1]), detail=raw[2])
+        case "usage":
+            return Event(
+                event_id, at_ms, kind, (raw[1],), detail=raw[2], tokens=(raw[3], raw[4]), cost_usd=raw[5]
+            )
         case "expanded":
             return Event(event_id, at_ms, kind, (raw[1],), holder=raw[3], detail=str(int(raw[2])))
         case "retry":

@@ -45,6 +45,16 @@ class Done(NamedTuple):
     joins: Sequence[str]
 
 
+class Usage(NamedTuple):
+    """What a call used of an inference engine. `cost_usd` is None where the price is not known."""
+
+    call: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+
+
 class JoinStep(NamedTuple):
     """What a raised join releases when its counter reaches `size`; `members` None ends the run."""
 
@@ -132,6 +142,7 @@ class Ledger:
         holder: str,
         done: Sequence[Done] = (),
         joins: Sequence[JoinStep] = (),
+        usages: Sequence[Usage] = (),
         claim: Sequence[str] = (),
         keep: int = 0,
         serves: Sequence[str] = (),
@@ -141,6 +152,7 @@ class Ledger:
             "holder": holder,
             "done": [(item.call, item.fence, item.kind, item.joins) for item in done],
             "joins": joins,
+            "notes": [("usage", *usage) for usage in usages],
             "claim": claim,
             "keep": keep,
             "serves": serves,

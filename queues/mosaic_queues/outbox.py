@@ -56,7 +56,12 @@ class Outbox:
         return not messages
 
     def publish_chord(
-        self, run_id: str, header: Iterable[Group], close: Group, *, batch_size: BatchSize = one_call_a_message
+        self,
+        run_id: str,
+        header: Iterable[Group],
+        close: Group,
+        *,
+        batch_size: BatchSize = one_call_a_message,
     ) -> bool:
         """Publishes the calls of a fan-out as a chord; False as `publish`.
 

@@ -139,13 +139,20 @@ class EmbeddedServer:
         self._watcher = _Watcher(self)
         self._watcher.start()
 
-    def stop(self) -> None:
-        """Give up this process's use of the server, which stops, its data kept, when nobody else uses it."""
+    def stop(self, *, wait_s: float = 0.0) -> None:
+        """Give up this process's use of the server, which stops, its data kept, when nobody else uses it.
+
+        Args:
+            wait_s: stay at most so long until it has stopped; not at all while others use it.
+        """
         with self._mutex:
             watcher, self._watcher = self._watcher, None
             self._leave()
         if watcher is not None:
             watcher.stop()
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline and self._is_ending():
+            time.sleep(0.02)
 
     def _leave(self) -> None:
         # Closed, not unlocked: unlocking would also end the use by processes forked from this one.
@@ -186,6 +193,16 @@ class EmbeddedServer:
                 return True
             fcntl.flock(fd, fcntl.LOCK_UN)
             return False
+        finally:
+            os.close(fd)
+
+    def _is_ending(self) -> bool:
+        """Whether the server runs, and nobody uses it."""
+        if not self.directory.exists() or not self.is_watched():
+            return False
+        fd = supervisor.open_lock(str(self.directory), supervisor.USERS_LOCK)
+        try:
+            return supervisor.try_lock(fd)
         finally:
             os.close(fd)
 

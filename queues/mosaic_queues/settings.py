@@ -15,28 +15,46 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOSAIC_", frozen=True)
 
     redis_url: str | None = Field(default=None, description="Redis 6.2+ or Valkey; unset: an embedded server")
-    home: Path = Field(default=Path(".mosaic"), description="directory of the embedded server and the local object store")
-    object_store: str | None = Field(default=None, description="URL for large payloads (s3://..., file:///...); unset: HOME/objects")
+    home: Path = Field(
+        default=Path(".mosaic"), description="directory of the embedded server and the local object store"
+    )
+    object_store: str | None = Field(
+        default=None, description="URL for large payloads (s3://..., file:///...); unset: HOME/objects"
+    )
     namespace: str = Field(default="mosaic", pattern=r"^[A-Za-z0-9_.-]+$", description="prefix of every key")
-    result_backend: bool = Field(default=True, description="use the ledger's join as the app's result backend")
+    result_backend: bool = Field(
+        default=True, description="use the ledger's join as the app's result backend"
+    )
 
     liveness_s: float = Field(default=10.0, gt=0.5, description="a process silent for so long is dead")
     sweep_s: float = Field(default=0.5, gt=0, description="pause between two sweeps")
-    outbox_grace_s: float = Field(default=2.0, gt=0, description="a ready call older than this is published again if no queue holds it")
+    outbox_grace_s: float = Field(
+        default=2.0, gt=0, description="a ready call older than this is published again if no queue holds it"
+    )
     max_losses: int = Field(default=3, ge=1, description="a call whose process died so often fails")
 
     retention_s: float = Field(default=86_400.0, gt=0, description="how long a finished run is kept")
-    max_run_s: float = Field(default=7 * 86_400.0, gt=0, description="an unfinished run older than this is dropped")
+    max_run_s: float = Field(
+        default=7 * 86_400.0, gt=0, description="an unfinished run older than this is dropped"
+    )
 
     inline_bytes: int = Field(default=4_096, ge=0, description="payloads up to this stay beside the state")
-    redis_bytes: int = Field(default=1_048_576, ge=0, description="payloads up to this stay in the server, larger ones go to the object store")
+    redis_bytes: int = Field(
+        default=1_048_576,
+        ge=0,
+        description="payloads up to this stay in the server, larger ones go to the object store",
+    )
     max_payload_bytes: int = Field(default=1_073_741_824, gt=0, description="larger values are refused")
     max_nodes: int = Field(default=50_000, gt=0, description="larger workflows are refused")
 
-    continuation_calls: int = Field(default=256, ge=0, description="calls that one message may go on to, without the broker; 0: none")
+    continuation_calls: int = Field(
+        default=256, ge=0, description="calls that one message may go on to, without the broker; 0: none"
+    )
     continuation_s: float = Field(default=0.2, ge=0, description="time that one message may spend so")
     batch_calls: int = Field(default=256, ge=1, description="calls that one message may carry")
-    batch_s: float = Field(default=0.1, gt=0, description="a message's share of work; a batch that takes longer is handed back")
+    batch_s: float = Field(
+        default=0.1, gt=0, description="a message's share of work; a batch that takes longer is handed back"
+    )
 
 
 @lru_cache(maxsize=1)

@@ -78,6 +78,8 @@ class Sweeper:
     Args:
         publish: sends groups of ready calls of a run.
         oldest_message: looks into a queue.
+        over: told of each run that ended.
+        expire: deletes what outlived its run; called now and then.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Sweeper:
         *,
         publish: Publish,
         oldest_message: OldestMessage,
+        over: Callable[[str], object],
         expire: Callable[[], object],
         pause_s: float,
         grace_s: float,
@@ -93,7 +96,7 @@ class Sweeper:
         lock_s: float,
     ) -> None:
         self._ledger, self._publish, self._oldest_message = ledger, publish, oldest_message
-        self._expire = expire
+        self._over, self._expire = over, expire
         self._pause_s, self._grace_ms = pause_s, int(grace_s * 1000)
         self._max_run_s, self._lock_s = max_run_s, lock_s
         self._token = secrets.token_hex(8)
@@ -153,13 +156,14 @@ class Sweeper:
         ids = [run_id for run_id, _ in listed]
         statuses = self._ledger.statuses(ids)
         now_ms = server_ms(self._ledger.client)
-        self._ledger.unlist_runs(
-            [
-                run_id
-                for (run_id, opened), status in zip(listed, statuses, strict=True)
-                if status != "running" and (status is not None or opened + FORGET_AFTER_MS < now_ms)
-            ]
-        )
+        ended = [
+            run_id
+            for (run_id, opened), status in zip(listed, statuses, strict=True)
+            if status != "running" and (status is not None or opened + FORGET_AFTER_MS < now_ms)
+        ]
+        for run_id in ended:
+            self._over(run_id)
+        self._ledger.unlist_runs(ended)
         running = [run_id for run_id, status in zip(ids, statuses, strict=True) if status == "running"]
         if not running:
             return 0

@@ -25,8 +25,9 @@ BLOBS = f"{NAMESPACE}:{{run}}:blobs"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path_factory.mktemp("payloads")) as server:
-        yield server
+    server = EmbeddedServer(tmp_path_factory.mktemp("payloads")).start()
+    yield server
+    server.stop(wait_s=15)
 
 
 @pytest.fixture
@@ -165,6 +166,7 @@ def test_a_crash_while_expiring_leaves_the_work_to_do_again(
     assert client.keys() == []
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_reads_and_writes_what_its_parent_stored(store: PayloadStore) -> None:
     values = [os.urandom(5_000), os.urandom(20_000)]
     envelopes = [store.pack("run", value) for value in values]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 from weekly_report import history as history_module
 from weekly_report.errors import PeriodError, RepositoryError
 from weekly_report.history import commits
 from weekly_report.people import people
 from weekly_report.problems import problems
+from weekly_report.records import Report
 from weekly_report.tickets import tickets
 
 pytestmark = pytest.mark.integration
@@ -119,7 +125,9 @@ def test_declared_latin_1_is_decoded_and_undeclared_bytes_never_crash(repo: Repo
     repo.commit("Größe".encode("latin-1"), {"a.txt": "1\n"})
     repo.git("config", "--unset", "i18n.commitEncoding")
     repo.commit("to be replaced", {"a.txt": "2\n"})
-    commit = subprocess.run(["git", "cat-file", "commit", "HEAD"], cwd=repo.folder, capture_output=True, check=True)
+    commit = subprocess.run(
+        ["git", "cat-file", "commit", "HEAD"], cwd=repo.folder, capture_output=True, check=True
+    )
     odd = commit.stdout.replace(b"to be replaced", b"bad \xff bytes").replace(b"Author One", b"Auth\xf6r One")
     (repo.folder / "odd").write_bytes(odd)
     repo.git("reset", "--quiet", "--hard", repo.git("hash-object", "-w", "-t", "commit", "odd"))
@@ -197,7 +205,10 @@ def test_the_mailmap_joins_authors_and_co_authors(repo: Repo) -> None:
     history = commits(str(repo.folder))
     assert history["items"][1]["author"]["name"] == "Author Two"
     assert history["items"][0]["co_authors"] == [{"name": "Author Two", "email": "two@example.org"}]
-    assert {person["name"] for person in people(history, tickets(None))["items"]} == {"Author One", "Author Two"}
+    assert {person["name"] for person in people(history, tickets(None))["items"]} == {
+        "Author One",
+        "Author Two",
+    }
 
 
 def test_an_empty_period_tells_the_latest_commit(tmp_path: Path) -> None:
@@ -233,7 +244,9 @@ def test_the_period_has_both_ends(repo: Repo) -> None:
     assert [commit["subject"] for commit in after["items"]] == ["Two"]
 
 
-@pytest.mark.parametrize("since", ["blah", "--output=/tmp/x", "7 days ago\n--all", "2098-01-01", "\0"])
+@pytest.mark.parametrize(
+    "since", ["blah", "--output=/tmp/x", "7 days ago\n--all", "2098-01-01", "2199-01-01", "2026-13-45", "\0"]
+)
 def test_a_date_that_git_does_not_understand_is_refused(repo: Repo, since: str) -> None:
     repo.commit("One")
     with pytest.raises(PeriodError, match=r"give for example|ends before it begins"):
@@ -320,3 +333,89 @@ def test_a_damaged_repository_is_told_with_a_way_on(repo: Repo) -> None:
     shutil.rmtree(repo.folder / ".git" / "objects" / tree[:2])
     with pytest.raises(RepositoryError, match="git fsck"):
         commits(str(repo.folder))
+
+
+WORKFLOW = Path(history_module.__file__).with_name("workflow.yaml")
+
+
+def _filled(value: Any, outputs: dict[str, Any]) -> Any:
+    """A binding of the workflow: `${node.path}` replaced by what the node gave."""
+    if not (isinstance(value, str) and value.startswith("${")):
+        return value
+    found: Any = outputs
+    for step in value[2:-1].split("."):
+        found = found[step]
+    return found
+
+
+def _wrote(agent: dict[str, Any], names: dict[str, Any]) -> str:
+    """A writer that repeats its facts."""
+    template = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
+        agent["prompt"]
+    )
+    return template.render(**names).partition("\nFACTS:\n")[2].strip()
+
+
+def _run(**inputs: Any) -> Report:
+    """Runs the nodes of workflow.yaml in their order, without the engine."""
+    workflow = yaml.safe_load(WORKFLOW.read_text("utf-8"))
+    defaults = {name: spec["default"] for name, spec in workflow["inputs"].items()}
+    outputs: dict[str, Any] = {"inputs": defaults | inputs}
+    for name, node in workflow["nodes"].items():
+        if "tool" in node:
+            module, _, function = node["tool"].partition(":")
+            bound = {key: _filled(value, outputs) for key, value in node["with"].items()}
+            result = getattr(importlib.import_module(module), function)(**bound)
+        elif "for_each" in node:
+            items = _filled(node["for_each"], outputs)
+            result = [_wrote(node["agent"], outputs | {node["as"]: item}) for item in items]
+        else:
+            result = _wrote(node["agent"], outputs)
+        outputs[name] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
+    report: Report = outputs[workflow["output"]]
+    return report
+
+
+def test_the_workflow_from_repository_and_tickets_to_the_whole_report(repo: Repo, tmp_path: Path) -> None:
+    two = "Author Two <two@example.org>"
+    repo.commit("Add the parser\n\nIt reads numbers as they stream.", {"src/parser/a.py": "1\n" * 40})
+    repo.commit("Fix A-1: <script>alert('x')</script>", {"src/lexer/b.py": "1\n2\n"}, author=two)
+    bad = repo.commit("Cache tokens", {"docs/c.md": "1\n"}, author=two)
+    repo.git("revert", "--no-edit", bad)
+    due = (NOW + timedelta(days=2)).date()
+    export = tmp_path / "tickets.txt"
+    export.write_text(f"id,title,status,assignee,due\nA-1,Mend <b>,open,Author Two,{due}\n")
+    report = _run(repo=str(repo.folder), tickets=str(export), title="The week")
+    lines = report["markdown"].splitlines()
+    assert [line for line in lines if line.startswith("#")] == [
+        "# The week",
+        "## Key figures",
+        "## Highlights",
+        "## Where the work went",
+        "## Who did what",
+        "### Author One",
+        "### Author Two",
+        "## Problems",
+        "## Next week",
+        "## All commits",
+    ]
+    for part in (
+        "2 people made 4 commits in 3 files (43 lines added, 1 removed).",
+        "“Add the parser” (",
+        "It reads numbers as they stream.",
+        "“Cache tokens” was reverted.",
+        "Next for Author Two: A-1 “Mend &lt;b>”",
+        "says it is done, which needs a check",
+        "| `src/parser` | 1 | 1 | 40 | 0 | Author One |",
+    ):
+        assert part in report["markdown"], part
+    assert "<script" not in report["markdown"] + report["html"]
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in report["html"]
+    assert report["title"] == "The week"
+
+
+def test_the_workflow_of_a_repository_without_commits_ends_with_a_report(repo: Repo) -> None:
+    report = _run(repo=str(repo.folder))
+    assert "The branch main has no commits yet." in report["markdown"]
+    assert "##" not in report["markdown"]
+    assert report["people"] == []

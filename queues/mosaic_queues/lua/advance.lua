@@ -4,6 +4,7 @@
 --              first is ARGV[2], and so on
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
+--      notes   {event}   what the calls used: recorded as it is, also for stale calls, for it was spent
 --      keep, serves   how many newly ready calls to claim, on which queues
 -- Returns {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool}.
 local events, stale, counts = {}, {}, {}
@@ -30,6 +31,8 @@ for i, item in ipairs(arg.done) do
 end
 in_slices('HSET', OUT, outputs)
 in_slices('HDEL', CALLS, gone)
+
+for _, note in ipairs(arg.notes) do events[#events + 1] = note end
 
 local groups, ends = {}, false
 for _, join in ipairs(arg.joins) do

@@ -1,9 +1,9 @@
 -- Takes a join further: notes published messages, seals it, makes it larger, counts a finished header.
 -- KEYS: see chord_open.lua
--- arg: records  {{slot, order, queue, task_id, message}}
+-- arg: records  {{slot, order, queue, task_id}}; the messages are the arguments from ARGV[2] on
 --      size     number of headers, false: not known yet. The first one counts
 --      grow     number of headers added
---      part     {slot, part, ok} or false. The first one of a slot counts
+--      part     {slot, ok} or false, the part itself is the last argument. The first one of a slot counts
 --      token    takes the dispatch lease when this step completes the join
 -- Returns 1 when this step completed the join, so that the caller dispatches the body; 0; -1: no such join.
 local JOIN, PARTS, SLOTS, MESSAGES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -34,15 +34,17 @@ local function note(slot, order, queue, task_id, message)
   end
 end
 
-for _, record in ipairs(arg.records) do note(unpack(record)) end
+for i, record in ipairs(arg.records) do
+  note(record[1], record[2], record[3], record[4], ARGV[i + 1])
+end
 if arg.size and not size then
   size = arg.size
   redis.call('HSET', JOIN, 'size', size)
 end
 if arg.grow > 0 then extra = redis.call('HINCRBY', JOIN, 'extra', arg.grow) end
-if arg.part and redis.call('HSETNX', PARTS, arg.part[1], arg.part[2]) == 1 then
+if arg.part and redis.call('HSETNX', PARTS, arg.part[1], ARGV[#ARGV]) == 1 then
   count = redis.call('HINCRBY', JOIN, 'count', 1)
-  if arg.part[3] then ok = redis.call('HINCRBY', JOIN, 'ok', 1) end
+  if arg.part[2] then ok = redis.call('HINCRBY', JOIN, 'ok', 1) end
   redis.call('HDEL', SLOTS, arg.part[1])
   redis.call('HDEL', MESSAGES, arg.part[1])
 end

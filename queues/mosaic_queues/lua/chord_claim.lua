@@ -1,7 +1,7 @@
 -- A worker received a task of a chord: a header is claimed for its process, a body needs no watching any more.
 -- KEYS: see chord_open.lua
 -- arg: slot, order, queue, holder, tag, acks_late, task_id; body: whether it is the body's
--- Returns 1, or 0 when there is nothing to claim.
+-- Returns 1; 2 when that was the last body and the join is gone; 0 when there is nothing to claim.
 local JOIN, PARTS, SLOTS, MESSAGES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local join = redis.call('HMGET', JOIN, 'state', 'expire_s')
 local state, expire_s = join[1], tonumber(join[2])
@@ -13,8 +13,9 @@ if arg.body then
   end
   redis.call('HDEL', SLOTS, arg.slot)
   redis.call('HDEL', MESSAGES, arg.slot)
-  if redis.call('EXISTS', SLOTS) == 0 then redis.call('DEL', unpack(KEYS)) end
-  return 1
+  if redis.call('EXISTS', SLOTS) == 1 then return 1 end
+  redis.call('DEL', unpack(KEYS))
+  return 2
 end
 if state ~= 'open' or redis.call('HEXISTS', PARTS, arg.slot) == 1 then return 0 end
 local losses = 0

@@ -1,0 +1,298 @@
+"""Workflows in Python: the same `Workflow`, and so the same plan, as the file would give.
+
+    flow = Flow("weekly-report")
+    repo = flow.input("repo", str, default=".")
+    commits = flow.tool(read_commits, id="commits", repo=repo)
+    people = flow.tool(by_person, id="people", commits=commits["items"])
+    sections = flow.agent(section, id="sections", for_each=people["people"], as_="person")
+    report = flow.tool(edit, id="report", sections=sections)
+    flow.output(report)
+    workflow = flow.build()
+
+Strings have the grammar of workflow files: `"${commits.items}"` and f-strings with handles are references.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from mosaic_queues.errors import DefinitionError
+from mosaic_tasks.grammar import AgentSpec
+from mosaic_tasks.references import Path, Reference
+from mosaic_tasks.schemas import schema_of
+from mosaic_tasks.tools import target_of
+from mosaic_tasks.workflow import Workflow
+
+_NO_ID = re.compile(r"[^a-z0-9_]+")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class Handle:
+    """The output of a node, an input or an item, or a part of it: `commits["items"][0]`."""
+
+    __slots__ = ("_reference",)
+    __iter__ = None
+    """Its length is not known before a run."""
+
+    def __init__(self, name: str, path: Path = ()) -> None:
+        self._reference = Reference(name, path)
+
+    def __getitem__(self, step: str | int) -> Handle:
+        return Handle(self._reference.name, (*self._reference.path, step))
+
+    def __str__(self) -> str:
+        return str(self._reference)
+
+    def __repr__(self) -> str:
+        return f"<Handle {self}>"
+
+    @property
+    def name(self) -> str:
+        """The id of the node, or the name of what else it belongs to."""
+        return self._reference.name
+
+
+item = Handle("item")
+"""The item of a `for_each`; with `as_="person"` write `Handle("person")`."""
+
+
+class Flow:
+    """Collects inputs and nodes, and builds the workflow.
+
+    Options of all nodes:
+        id: by default made from the function's name.
+        for_each: the list to fan out over; `as_` names its item (default `item`).
+        when: Jinja expression over ids and `inputs`; false skips the node.
+        after: nodes that end first, without data from them.
+        retry: number of attempts, or the fields of `retry` in a file.
+        timeout: seconds, or a text such as `"5m"`.
+        on_failure: `"fail"`, `"skip"` or `{"default": VALUE}`.
+        detached: it runs although the output does not depend on it.
+        with_: arguments whose names are those of options.
+    """
+
+    def __init__(
+        self, name: str, *, description: str = "", defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self._data: dict[str, Any] = {
+            "name": name, "description": description, "defaults": dict(defaults or {}),
+        }  # fmt: skip
+        self._inputs: dict[str, Any] = {}
+        self._nodes: dict[str, Any] = {}
+        self._taken: dict[str, int] = {}
+        self._output: str | None = None
+
+    def input(self, name: str, type_: Any = Any, *, default: Any = ..., description: str = "") -> Handle:
+        """Declares an input of the run.
+
+        Args:
+            name: of the input.
+            type_: a type, or a JSON Schema.
+            default: without it the input must be given.
+            description: for people.
+        """
+        schema = dict(type_) if isinstance(type_, dict) else schema_of(type_)
+        if default is not ...:
+            schema["default"] = _plain(default)
+        if description:
+            schema["description"] = description
+        self._inputs[name] = schema
+        return Handle("inputs", (name,))
+
+    def tool(
+        self,
+        function: Callable[..., Any] | str,
+        /,
+        *,
+        id: str | None = None,
+        for_each: Handle | str | None = None,
+        as_: str = "item",
+        when: str | None = None,
+        after: Iterable[Handle | str] = (),
+        retry: Any = None,
+        timeout: float | str | None = None,
+        on_failure: Any = None,
+        tags: Iterable[str] = (),
+        queue: str | None = None,
+        detached: bool = False,
+        description: str = "",
+        with_: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Adds a call of a function of a module (or `"module:function"`) with these arguments.
+
+        Raises:
+            DefinitionError: workers cannot import the function.
+        """
+        target = function if isinstance(function, str) else target_of(function)
+        options = _options(
+            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
+        )
+        return self._add(
+            id, target.rpartition(":")[2], {"tool": target}, {**arguments, **(with_ or {})}, options
+        )
+
+    def task(
+        self,
+        task: Any,
+        /,
+        *,
+        id: str | None = None,
+        for_each: Handle | str | None = None,
+        as_: str = "item",
+        when: str | None = None,
+        after: Iterable[Handle | str] = (),
+        retry: Any = None,
+        timeout: float | str | None = None,
+        on_failure: Any = None,
+        tags: Iterable[str] = (),
+        queue: str | None = None,
+        detached: bool = False,
+        description: str = "",
+        with_: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Adds a Celery task, by its name or itself, with these keyword arguments."""
+        name = task if isinstance(task, str) else str(task.name)
+        options = _options(
+            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
+        )
+        return self._add(id, name, {"task": name}, {**arguments, **(with_ or {})}, options)
+
+    def agent(
+        self,
+        agent: AgentSpec,
+        /,
+        *,
+        id: str | None = None,
+        for_each: Handle | str | None = None,
+        as_: str = "item",
+        when: str | None = None,
+        after: Iterable[Handle | str] = (),
+        retry: Any = None,
+        timeout: float | str | None = None,
+        on_failure: Any = None,
+        tags: Iterable[str] = (),
+        queue: str | None = None,
+        detached: bool = False,
+        description: str = "",
+        with_: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Adds an agent; its templates see the arguments by name, beside node ids, `inputs` and the item."""
+        options = _options(
+            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
+        )
+        return self._add(id, "agent", {"agent": agent}, {**arguments, **(with_ or {})}, options)
+
+    def output(self, node: Handle | str) -> None:
+        """Says whose output is the result of a run."""
+        self._output = _node_name(node)
+
+    def build(self) -> Workflow:
+        """The workflow.
+
+        Raises:
+            DefinitionError: no output is set, or the form of something is wrong.
+        """
+        if self._output is None:
+            raise DefinitionError([f"workflow {self._data['name']!r}: no output; call flow.output(node)"])
+        return Workflow.from_data(
+            {**self._data, "inputs": dict(self._inputs), "nodes": dict(self._nodes), "output": self._output}
+        )
+
+    def _add(
+        self,
+        id: str | None,
+        base: str,
+        kind: dict[str, Any],
+        arguments: Mapping[str, Any],
+        options: dict[str, Any],
+    ) -> Handle:
+        name = id if id is not None else self._free_id(base)
+        if name in self._nodes:
+            raise DefinitionError(
+                [f"workflow {self._data['name']!r}: node {name!r} is there twice; give another id"]
+            )
+        self._nodes[name] = {
+            **kind,
+            "with": {key: _plain(value) for key, value in arguments.items()},
+            **options,
+        }
+        return Handle(name)
+
+    def _free_id(self, base: str) -> str:
+        base = _NO_ID.sub("_", base.rpartition(".")[2].lower()).strip("_") or "node"
+        name = base
+        while name in self._nodes:
+            self._taken[base] = self._taken.get(base, 1) + 1
+            name = f"{base}_{self._taken[base]}"
+        return name
+
+
+def _options(
+    for_each: Handle | str | None,
+    as_: str,
+    when: str | None,
+    after: Iterable[Handle | str],
+    retry: Any,
+    timeout: float | str | None,
+    on_failure: Any,
+    tags: Iterable[str],
+    queue: str | None,
+    detached: bool,
+    description: str,
+) -> dict[str, Any]:
+    """The options of a node as a file writes them, without those that say nothing."""
+    return {
+        key: value
+        for key, value in (
+            ("for_each", str(for_each) if for_each is not None else None),
+            ("as", as_ if as_ != "item" else None),
+            ("when", when),
+            ("after", [_node_name(node) for node in after] or None),
+            ("retry", retry),
+            ("timeout", timeout),
+            ("on_failure", on_failure),
+            ("tags", list(tags) or None),
+            ("queue", queue),
+            ("detached", detached or None),
+            ("description", description or None),
+        )
+        if value is not None
+    }
+
+
+def _node_name(node: Handle | str) -> str:
+    return node.name if isinstance(node, Handle) else node
+
+
+def _plain(value: Any) -> Any:
+    """The value as data of a workflow file.
+
+    Raises:
+        DefinitionError: it has no such form.
+    """
+    if isinstance(value, Handle):
+        return str(value)
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    raise DefinitionError(
+        [
+            f"{value!r:.80} is a {type(value).__name__}, which a workflow cannot hold; "
+            "give text, numbers, lists or dicts"
+        ]
+    )
+
+
+__all__ = ["Flow", "Handle", "item"]

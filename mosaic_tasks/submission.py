@@ -1,0 +1,72 @@
+"""Opens a run: the one way from a workflow to calls in queues."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from mosaic_tasks.compiling import compile_workflow
+from mosaic_tasks.engines.registry import configured
+from mosaic_tasks.plan import Plan, plan_hash
+from mosaic_tasks.prepared import PreparedPlan
+from mosaic_tasks.process import Process, process_for
+from mosaic_tasks.workflow import Workflow
+
+
+def submit_to(
+    app: Celery, workflow: Workflow | str | Path, inputs: Mapping[str, Any] | None, *, key: str | None
+) -> str:
+    """Checks and compiles a workflow, opens a run of it, and publishes its first calls through `app`.
+
+    Returns:
+        The run id; of the earlier run, when the idempotency key is known.
+    """
+    definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
+    values = definition.validate_inputs(inputs or {})
+    return open_run(
+        process_for(app), compile_workflow(definition, default_model=configured()), values, key=key
+    )
+
+
+def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: str | None = None) -> str:
+    """Opens a run of a plan.
+
+    Crash-safe in its order: plan, index, ledger, messages; from wherever it stops the sweeper or a second submission
+    with the same key goes on.
+    """
+    config, ledger = process.settings, process.ledger
+    run_id = new_run_id()
+    if key is not None:
+        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s)
+    data = plan.encode()
+    prepared = PreparedPlan(plan_hash(data), plan)
+    ledger.store_plan(prepared.hash, data, keep_s=config.max_run_s + config.retention_s)
+    ledger.list_run(run_id, now_ms=int(time.time() * 1000))
+    roots = prepared.by_queue(plan.roots)
+    opened = ledger.open_run(
+        run_id,
+        plan=prepared.hash,
+        name=plan.name,
+        inputs=process.payloads.pack(run_id, dict(inputs)),
+        roots=roots,
+        retention_s=config.retention_s,
+        max_run_s=config.max_run_s,
+    )
+    if opened:
+        process.publish(run_id, prepared, roots)
+    return run_id
+
+
+def new_run_id() -> str:
+    """A UUIDv7: sorts by time of making; also the trace id."""
+    ms = int(time.time() * 1000)
+    value = (ms << 80) | int.from_bytes(os.urandom(10), "big")
+    value = (value & ~(0xF << 76)) | (0x7 << 76)
+    value = (value & ~(0x3 << 62)) | (0x2 << 62)
+    digits = f"{value:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

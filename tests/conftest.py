@@ -1,0 +1,60 @@
+"""Fixtures for all tests: a real server, real workers, and this process as a client of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from mosaic_queues.settings import Settings, settings
+from tests.services import ServerForTests, Workers, server_for_tests
+
+pytest_plugins = ("tests.leaks",)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[ServerForTests]:
+    """The server of the session. Its database is emptied after each test that uses it."""
+    with server_for_tests() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: ServerForTests) -> str:
+    """The empty server, as redis-py spells it."""
+    return redis_server.urls.redis_url
+
+
+@pytest.fixture
+def broker_url(redis_server: ServerForTests) -> str:
+    """The empty server, as Celery spells it."""
+    return redis_server.urls.broker_url
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[Redis]:
+    """A client of the empty server; answers bytes."""
+    with Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def workers(redis_server: ServerForTests, tmp_path: Path) -> Iterator[Workers]:
+    """Starts Celery workers on the server; all are stopped after the test."""
+    with Workers(redis_server.urls, tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def mosaic_process(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """This process as a client of the server; what it opens in the test is closed after it."""
+    from mosaic_tasks.process import close_all
+
+    monkeypatch.setenv("MOSAIC_REDIS_URL", redis_url)
+    monkeypatch.setenv("MOSAIC_HOME", str(tmp_path / "home"))
+    settings.cache_clear()
+    yield settings()
+    close_all()
+    settings.cache_clear()

@@ -1,0 +1,238 @@
+"""What integration tests need beside Python: a server, and Celery workers in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NoReturn, Self
+
+import psutil
+import pytest
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from mosaic_queues.connection import ServerUrls, urls_of
+from mosaic_queues.errors import ServerStartError
+from mosaic_queues.server import server_binary
+
+READY_S = 30.0
+STOP_S = 15.0
+Pool = Literal["solo", "prefork", "threads"]
+
+
+def missing(what: str) -> NoReturn:
+    """End the test for want of a service: skipped, but failed in continuous integration (`CI=true`)."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"missing: {what}", pytrace=False)
+    pytest.skip(f"missing: {what}")
+
+
+@dataclass(frozen=True)
+class ServerForTests:
+    """A server whose database tests may empty.
+
+    Attributes:
+        client: answers bytes; for tests and leak checks alike.
+    """
+
+    urls: ServerUrls
+    client: Redis
+
+
+@contextlib.contextmanager
+def server_for_tests() -> Iterator[ServerForTests]:
+    """The server that `MOSAIC_TEST_REDIS_URL` names, or one of our own that is gone afterwards."""
+    given = os.environ.get("MOSAIC_TEST_REDIS_URL")
+    with _own_server() if given is None else contextlib.nullcontext(given) as url:
+        urls = urls_of(url)
+        retry = Retry(ConstantBackoff(0.01), 500)
+        with Redis.from_url(urls.redis_url, retry=retry) as client:
+            if client.dbsize():
+                pytest.fail(
+                    f"the database of MOSAIC_TEST_REDIS_URL is not empty ({client.dbsize()} keys), and tests "
+                    "empty it; name another one, such as redis://localhost:6379/9",
+                    pytrace=False,
+                )
+            yield ServerForTests(urls, client)
+            client.flushdb()
+
+
+@contextlib.contextmanager
+def _own_server() -> Iterator[str]:
+    try:
+        binary = server_binary()
+    except ServerStartError as error:
+        missing(str(error))
+    # Not pytest's own directory: the path of a unix socket must be short.
+    directory = tempfile.mkdtemp(prefix="mosaic-test-", dir="/tmp")
+    socket = f"{directory}/valkey.sock"
+    options = {"port": "0", "unixsocket": socket, "dir": directory, "save": "", "appendonly": "no"}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    process = subprocess.Popen([binary, *words], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield f"unix://{socket}?db=0"
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(directory)
+
+
+class Worker:
+    """A Celery worker in a process group of its own.
+
+    Attributes:
+        name: its node name, such as `w0@host`.
+        pid: its main process, which also leads its group.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str], cwd: Path
+    ) -> None:
+        self.name = name
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.append(line)
+                if line.rstrip().endswith(" ready."):
+                    self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self) -> str:
+        """All that it has printed."""
+        return "".join(self._lines)
+
+    @property
+    def children(self) -> list[int]:
+        """The processes of its pool."""
+        return [child.pid for child in psutil.Process(self.pid).children()]
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, None while it runs."""
+        return self._process.poll()
+
+    def wait_ready(self, timeout_s: float = READY_S) -> Self:
+        """Wait until it consumes; fail the test when it ended or does not within the time."""
+        if not self._ready.wait(timeout_s) or self._process.poll() is not None:
+            pytest.fail(f"the worker {self.name!r} is not ready; it printed:\n{self.log}", pytrace=False)
+        return self
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """Wait until its main process ended, and answer how."""
+        return self._process.wait(timeout_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its main process alone."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and its pool at once, as when the machine loses power."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Ask it to end, and kill what of it has not ended in time."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+
+
+class Workers:
+    """Starts workers on a server, and stops all of them as a context manager.
+
+    Args:
+        urls: of the server, which the workers get as `MOSAIC_REDIS_URL`.
+        directory: their working directory and their `MOSAIC_HOME`.
+    """
+
+    def __init__(self, urls: ServerUrls, directory: Path) -> None:
+        self._urls = urls
+        self._directory = directory
+        self._started: list[Worker] = []
+
+    def start(
+        self,
+        app: str,
+        queues: Sequence[str],
+        *,
+        pool: Pool = "solo",
+        concurrency: int = 1,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+    ) -> Worker:
+        """Start a worker; it is not ready yet (`Worker.wait_ready`), so that several can start side by side.
+
+        Args:
+            app: where Celery finds it; modules of tests by their full name (`tests.integration.apps`).
+            env: added to this process's environment.
+            args: more words for Celery's command line.
+        """
+        name = f"w{len(self._started)}-{os.getpid()}@localhost"
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "--hostname", name]
+        command += ["--queues", ",".join(queues), "--pool", pool, "--concurrency", str(concurrency)]
+        command += [
+            "--loglevel",
+            "INFO",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            *args,
+        ]
+        worker = Worker(name, command, environment=self._environment(env or {}), cwd=self._directory)
+        self._started.append(worker)
+        return worker
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        ours = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONUNBUFFERED": "1",
+            "MOSAIC_REDIS_URL": self._urls.redis_url,
+            "MOSAIC_HOME": str(self._directory / "home"),
+        }
+        return {**os.environ, **ours, **more}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop them all, asking all before waiting for any, and print their logs, which failures show."""
+        for worker in self._started:
+            worker.signal(signal.SIGTERM)
+        for worker in self._started:
+            worker.stop()
+            print(f"--- log of {worker.name}\n{worker.log}")

@@ -1,0 +1,390 @@
+"""What the weekly report finds in commits and tickets, and how it says it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+from weekly_report.identities import Identities
+from weekly_report.matching import mentions
+from weekly_report.modules import modules
+from weekly_report.people import people
+from weekly_report.planning import plan
+from weekly_report.problems import problems
+from weekly_report.records import (
+    Briefs,
+    Commit,
+    FileChange,
+    History,
+    Identity,
+    Mention,
+    Problem,
+    Report,
+    Ticket,
+    Tickets,
+)
+from weekly_report.report import assemble
+from weekly_report.writing import briefs
+
+ONE = Identity(name="Author One", email="one@example.org")
+TWO = Identity(name="Author Two", email="two@example.org")
+THREE = Identity(name="Author Three", email="three@example.org")
+BOT = Identity(name="renovate[bot]", email="1+renovate[bot]@users.noreply.github.com")
+
+START = datetime.fromisoformat("2026-11-23T09:00:00+00:00")
+
+
+class Builder:
+    """Commits an hour apart in a week that ends on 29 November 2026."""
+
+    def __init__(self) -> None:
+        self.items: list[Commit] = []
+        self.clock = START
+
+    def commit(
+        self,
+        message: str,
+        files: dict[str, int] | None = None,
+        *,
+        author: Identity = ONE,
+        co_authors: tuple[Identity, ...] = (),
+        merge: bool = False,
+        reverts: Commit | None = None,
+        hours: int = 1,
+    ) -> Commit:
+        self.clock += timedelta(hours=hours)
+        changes = [
+            FileChange(
+                path=path, old_path=None, status="changed", insertions=lines, deletions=0, binary=False
+            )
+            for path, lines in (files or {}).items()
+        ]
+        commit = Commit(
+            hash=f"{len(self.items) + 1:040x}",
+            author=author,
+            co_authors=list(co_authors),
+            date=self.clock.isoformat(),
+            authored=self.clock.isoformat(),
+            timestamp=int(self.clock.timestamp()),
+            subject=message.partition("\n")[0],
+            message=message,
+            merge=merge,
+            root=False,
+            boundary=False,
+            reverts=[reverts["hash"]] if reverts else [],
+            files=changes,
+            file_count=len(changes),
+            insertions=sum(change["insertions"] for change in changes),
+            deletions=0,
+        )
+        self.items.insert(0, commit)
+        return commit
+
+    def history(self) -> History:
+        return History(
+            repository="shop",
+            branch="main",
+            since="2026-11-22T12:00:00+00:00",
+            until="2026-11-29T12:00:00+00:00",
+            items=self.items,
+            latest=self.items[0]["date"] if self.items else None,
+            shallow=False,
+            truncated=False,
+            notes=[],
+        )
+
+
+def ticket(key: str, **fields: object) -> Ticket:
+    plain = Ticket(
+        key=key,
+        title=f"Task {key}",
+        status="",
+        state="open",
+        assignee="",
+        assignee_email="",
+        priority="",
+        rank=2,
+        due=None,
+        labels=[],
+        created=None,
+        updated=None,
+        closed=None,
+        reopened=False,
+        blocked_by=[],
+    )
+    return msgspec.convert(plain | fields, Ticket)
+
+
+def export(*items: Ticket) -> Tickets:
+    return Tickets(source="csv", items=list(items), notes=[])
+
+
+def found(history: History, tickets: Tickets | None = None) -> list[Problem]:
+    return problems(history, tickets or export())["items"]
+
+
+def written(history: History, tickets: Tickets) -> Briefs:
+    who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
+    return briefs(history, tickets, who, where, trouble, plan(history, tickets, trouble))
+
+
+def report(
+    history: History,
+    tickets: Tickets,
+    overview: str | None = None,
+    sections: list[str | None] | None = None,
+) -> Report:
+    who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
+    steps = plan(history, tickets, trouble)
+    facts = briefs(history, tickets, who, where, trouble, steps)
+    return assemble(history, tickets, who, where, trouble, steps, facts, overview, sections)
+
+
+@pytest.fixture
+def build() -> Builder:
+    return Builder()
+
+
+def test_one_person_under_several_emails_and_spellings_is_one() -> None:
+    known = Identities(
+        [
+            ONE,
+            Identity(name="AUTHOR  one", email="one@home.example"),
+            Identity(name="A. One", email="ONE@example.org"),
+            Identity(name="author-two", email="7+author-two@users.noreply.github.com"),
+            ONE,
+        ],
+        others=[Identity(name="author-two", email="")],
+    )
+    assert len({known.who(one) for one in (ONE, Identity(name="x", email="one@home.example"))}) == 1
+    assert known.name(known.who(ONE)) == "Author One"
+    assert known.who(Identity(name="author-two", email="")) != known.who(ONE)
+
+
+def test_shared_names_and_emails_join_nobody() -> None:
+    known = Identities(
+        [
+            Identity(name="root", email="one@example.org"),
+            Identity(name="root", email="two@example.org"),
+            Identity(name="Author Three", email="root@localhost"),
+            Identity(name="Author Four", email="root@localhost"),
+        ]
+    )
+    roots = [Identity(name="root", email=f"{name}@example.org") for name in ("one", "two")]
+    shared = [Identity(name=name, email="root@localhost") for name in ("Author Three", "Author Four")]
+    assert len({known.who(identity) for identity in (*roots, *shared)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Fix PROJ-12", {"PROJ-12": True}),
+        ("proj-12: begin", {"PROJ-12": False}),
+        ("fixes PROJ-12, #3 and GH-4", {"PROJ-12": True, "#3": True, "#4": True}),
+        ("Closes owner/shop#3", {}),
+        ("Merge branch 'feature/proj-12-retry'", {"PROJ-12": False}),
+        ("Rename proj-12.txt", {}),
+        ("see PROJ-123 and #33", {}),
+        ("resolve: #3", {"#3": True}),
+        ("prefix PROJ-12", {"PROJ-12": False}),
+        ("T_5 is done", {"T_5": False}),
+    ],
+)
+def test_commits_are_matched_to_the_tickets_that_they_name(
+    build: Builder, message: str, expected: dict[str, bool]
+) -> None:
+    commit = build.commit(message)
+    tickets = [ticket(key) for key in ("PROJ-12", "#3", "#4", "T_5")]
+    assert mentions([commit], tickets) == {
+        key: [Mention(hash=commit["hash"], closes=closes)] for key, closes in expected.items()
+    }
+
+
+def test_a_person_is_what_was_committed_co_written_and_closed(build: Builder) -> None:
+    build.commit("PROJ-1 Add", {"src/a/x.py": 10, "src/b/y.py": 90})
+    build.commit("Help", {"src/a/x.py": 5}, author=TWO, co_authors=(ONE,))
+    build.commit("Merge branch 'x'", author=ONE, merge=True)
+    build.commit("Bump", {"uv.lock": 900}, author=BOT)
+    tickets = export(
+        ticket("PROJ-1", assignee="Author One", state="done", closed="2026-11-25"),
+        ticket("PROJ-2", assignee="one@example.org"),
+        ticket("PROJ-3", assignee="Author Three", state="done", closed="2026-11-25"),
+        ticket("PROJ-4", assignee="Author Four", state="done", closed="2026-11-01"),
+    )
+    first, second, third, bot = people(build.history(), tickets)["items"]
+    assert (first["name"], first["commits"], first["co_authored"], first["merges"]) == ("Author One", 1, 1, 1)
+    assert (first["insertions"], first["partners"]) == (100, ["Author Two"])
+    assert [(share["module"], share["lines"]) for share in first["modules"]] == [("src/b", 90), ("src/a", 15)]
+    assert (first["tickets_named"], first["tickets_closed"]) == (["PROJ-1"], ["PROJ-1"])
+    assert first["tickets_open"] == ["PROJ-2"]
+    assert second["name"] == "Author Two"
+    assert (third["name"], third["commits"], third["tickets_closed"]) == ("Author Three", 0, ["PROJ-3"])
+    assert (bot["bot"], bot["commits"]) == (True, 1)
+
+
+def test_modules_go_as_deep_as_tells_something(build: Builder) -> None:
+    cart = {"shop/cart/a.py": 2, "shop/cart/b.py": 3}
+    build.commit("One", cart | {"README.md": 1, "shop/bill/c.py": 40, "docs/a.md": 5})
+    build.commit("Two", {"shop/bill/d.py": 1, "packages/web/src/deep/x.ts": 4}, author=TWO)
+    items = modules(build.history())["items"]
+    assert [(module["name"], module["insertions"]) for module in items] == [
+        ("shop/bill", 41),
+        ("docs", 5),
+        ("shop/cart", 5),
+        ("packages/web", 4),
+        (".", 1),
+    ]
+    assert (items[0]["commits"], items[0]["files"], items[0]["people"]) == (
+        2,
+        2,
+        ["Author One", "Author Two"],
+    )
+
+
+def test_generated_files_do_not_make_a_module_large(build: Builder) -> None:
+    build.commit("One", {"web/package-lock.json": 9000, "api/app.py": 10})
+    assert [module["name"] for module in modules(build.history())["items"]] == ["api", "web"]
+
+
+def test_a_revert_that_was_reverted_is_a_small_problem(build: Builder) -> None:
+    first = build.commit("Cache rates", {"a.py": 3})
+    second = build.commit('Revert "Cache rates"', {"a.py": 3}, reverts=first, author=TWO, hours=48)
+    build.commit('Reapply "Cache rates"', {"a.py": 3}, reverts=second)
+    [small] = found(build.history())
+    assert (small["severity"], small["title"]) == ("low", "“Cache rates” was reverted")
+    assert small["detail"] == (
+        "Author Two took it back on 25 November 2026, 2 days after it was made, and it was restored later."
+    )
+
+
+def test_hot_fixes_and_repeated_fixes_are_found_in_code_only(build: Builder) -> None:
+    build.commit("Fix rounding", {"core.py": 1, "tests/test_core.py": 5, "CHANGELOG.md": 1})
+    build.commit("fix(core): rounding again", {"core.py": 1, "tests/test_core.py": 5, "CHANGELOG.md": 1})
+    build.commit("Prefix the names", {"core.py": 1})
+    build.commit("Fix a typo", {"core.py": 1}, hours=72)
+    build.commit("Merge branch 'hotfix/prices'", merge=True)
+    hotfix, repeated = found(build.history())
+    assert hotfix["title"] == "A hot-fix was merged: “Merge branch 'hotfix/prices'”"
+    assert (repeated["kind"], repeated["title"]) == ("repeated_fix", "`core.py` was fixed 2 times")
+    assert len([piece for piece in repeated["evidence"] if len(piece) == 40]) == 2
+
+
+def test_a_file_of_many_hands_is_found(build: Builder) -> None:
+    for author in (ONE, TWO, THREE):
+        build.commit("Change", {"core.py": 1, "README.md": 1}, author=author)
+    [problem] = found(build.history())
+    assert (problem["kind"], problem["severity"]) == ("many_hands", "low")
+    assert problem["title"] == "`core.py` was changed by 3 people"
+    assert problem["people"] == ["Author One", "Author Three", "Author Two"]
+
+
+def test_reopened_overdue_and_blocked_tickets_are_ordered_by_severity(build: Builder) -> None:
+    tickets = export(
+        ticket("A-1", due="2026-11-28"),
+        ticket("A-2", state="blocked", blocked_by=["A-9"], assignee="Author One"),
+        ticket("A-3", reopened=True),
+        ticket("A-4", due="2026-11-01"),
+        ticket("A-5", due="2026-11-01", state="done"),
+        ticket("A-6", reopened=True, state="done"),
+    )
+    results = found(build.history(), tickets)
+    assert [(problem["kind"], problem["severity"], problem["evidence"][0]) for problem in results] == [
+        ("reopened", "high", "A-3"),
+        ("overdue", "high", "A-4"),
+        ("overdue", "medium", "A-1"),
+        ("blocked", "medium", "A-2"),
+        ("reopened", "low", "A-6"),
+    ]
+
+
+def test_the_plan_puts_due_begun_and_urgent_tickets_first_with_reasons(build: Builder) -> None:
+    commit = build.commit("Fixes A-2")
+    build.commit("A-3: begin")
+    tickets = export(
+        *(ticket(f"A-{number}", rank=3) for number in range(20, 40)),
+        ticket("A-1", due="2026-12-02", assignee="Author One"),
+        ticket("A-2", assignee="Author One"),
+        ticket("A-3", rank=1),
+        ticket("A-4", state="blocked", blocked_by=["A-1"]),
+        ticket("A-5", due="2026-11-20", rank=0),
+        ticket("A-6", state="done"),
+        ticket("A-7", due="2027-03-01"),
+    )
+    steps = plan(build.history(), tickets, problems(build.history(), export()))
+    assert [(step["key"], step["reasons"]) for step in steps["steps"]] == [
+        ("A-5", ["overdue since 20 November", "urgent priority", "nobody has it yet"]),
+        ("A-1", ["due on 2 December"]),
+        ("A-3", ["high priority", "begun in 1 commit", "nobody has it yet"]),
+        ("A-2", [f"commit `{commit['hash'][:7]}` says it is done, which needs a check"]),
+        ("A-7", ["nobody has it yet"]),
+    ]
+    assert (steps["open"], steps["waiting"]) == (26, 21)
+
+
+def test_facts_are_whole_sentences_of_one_line_each(build: Builder) -> None:
+    build.commit(
+        "Split the page\n\nThe page was slow. Now it is not.\n\nSigned-off-by: x <x@y>", {"web/a.ts": 30}
+    )
+    build.commit("Odd\n\n- a list\n- no prose", {"web/b.ts": 3}, author=TWO)
+    build.commit("Merge", merge=True, author=THREE)
+    facts = written(build.history(), export(ticket("A-1", assignee="Author One", due="2026-12-02")))
+    assert [brief["name"] for brief in facts["people"]] == ["Author One", "Author Two", "Author Three"]
+    assert facts["people"][0]["facts"] == [
+        [
+            "Author One made 1 commit in 1 file (30 lines added), all in `web`.",
+            "“Split the page” (23 Nov): The page was slow.",
+        ],
+        ["Next for Author One: A-1 “Task A-1” (due on 2 December)."],
+    ]
+    assert facts["people"][2]["facts"] == [["Author Three merged 1 branch."]]
+    assert facts["overview"][0][0] == (
+        "From 22 to 29 November 2026, 3 people made 2 commits and 1 merge in 2 files (33 lines added)."
+    )
+    everything = [fact for brief in facts["people"] for group in brief["facts"] for fact in group]
+    everything += [fact for group in facts["overview"] for fact in group] + facts["highlights"]
+    assert all("\n" not in fact and fact.endswith((".", ".”", "…")) for fact in everything)
+
+
+def test_an_empty_week_gives_a_short_report(build: Builder) -> None:
+    text = report(build.history(), export())["markdown"]
+    assert "Nothing was committed from 22 to 29 November 2026." in text
+    assert "##" not in text
+
+
+def test_the_report_has_its_parts_in_order_and_none_empty(build: Builder) -> None:
+    build.commit("Add <script>alert(1)</script>", {"web/a.ts": 30})
+    bad = build.commit("Break it", {"web/b.ts": 3}, author=TWO)
+    build.commit('Revert "Break it"', {"web/b.ts": 3}, author=TWO, reverts=bad)
+    tickets = export(ticket("A-1", assignee="Author One", due="2026-12-02"))
+    result = report(build.history(), tickets, "The overview.", ["Section **one**.", None])
+    headings = [line for line in result["markdown"].splitlines() if line.startswith("#")]
+    assert headings == [
+        "# Weekly report: shop",
+        "## Key figures",
+        "## Highlights",
+        "## Where the work went",
+        "## Who did what",
+        "### Author Two",
+        "### Author One",
+        "## Problems",
+        "## Next week",
+        "## All commits",
+    ]
+    assert "The overview." in result["markdown"]
+    assert "Section **one**." in result["markdown"]
+    assert "Author One made 1 commit in 1 file (30 lines added), all in `web`." in result["markdown"]
+    assert "<script" not in result["markdown"]
+    assert "<script" not in result["html"]
+    assert "&lt;script&gt;" in result["html"]
+    assert result["problems"] == 1
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(result)) == result
+
+
+def test_a_long_week_is_cut_with_how_much_there_is_more(build: Builder) -> None:
+    for number in range(240):
+        build.commit(f"Change {number}", {f"m{number % 30}/a.py": 1}, hours=0)
+    text = report(build.history(), export())["markdown"]
+    assert "And 15 more modules with fewer changes." in text
+    assert "- and 40 more" in text
+    assert "and 232 more." in text
