@@ -97,8 +97,8 @@ class Execution:
 
     def _work(self, claim: Claim, call: CallId, node: PreparedNode) -> Work:
         item = self._items(node)[call.item] if call.item is not None else None
-        names = self._names(node, item) if node.plan.agent is not None else {}
         arguments = _own_copy(node.arguments(lambda source: self._source(source, item)))
+        names = {**self._names(node, item), **arguments} if node.plan.agent is not None else {}
         return Work(claim, call, node, arguments, names)
 
     # -- values ------------------------------------------------------------------------------------------------

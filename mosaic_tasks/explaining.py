@@ -68,8 +68,8 @@ def ending(view: RunView) -> str:
         return f"the run is done{took}: {counted(counts.get('done', 0), 'node')} done{skipped}"
     if view.status == "cancelled":
         return f"the run was cancelled{took}: {view.error or 'no reason given'}"
-    failed = [node.name for node in view.nodes if node.state == "failed"]
-    where = f" in node {listed([repr(name) for name in failed])}" if failed else ""
+    failed = [repr(node.name) for node in view.nodes if node.state == "failed"]
+    where = f" in node {listed(failed)}" if failed and failed[0] not in view.error else ""
     return f"the run failed{where}{took}: {view.error}"
 
 

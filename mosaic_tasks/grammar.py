@@ -140,8 +140,15 @@ Input = Annotated[
 ]
 
 
-def _stop(value: Any) -> Any:
+def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_texts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
 
 
 class AgentSpec(_Part):
@@ -159,7 +166,7 @@ class AgentSpec(_Part):
     temperature: float | None = Field(default=None, ge=0, le=10)
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: Texts = ()
 
 
 class Defaults(_Part):

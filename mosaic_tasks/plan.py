@@ -61,7 +61,7 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
         bindings: arguments by name: literals, `Ref`s encoded by `encode_ref`, and lists or dicts of those.
         deps: numbers of the nodes it waits for, ascending.
         for_each: the list to fan out over, or None.
-        item_name: the argument that receives the item of a fan-out call.
+        item_name: the name under which templates see the item of a fan-out call; bindings hold it as a `Ref`.
         when: a sandboxed Jinja expression over input and node names; false skips the node.
         names: the names that `when` and the agent's templates read, each with its `Ref`.
         concurrent: its calls wait more than they work, and run together on an event loop (agents, coroutines).

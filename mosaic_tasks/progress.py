@@ -24,7 +24,7 @@ class NodeView(NamedTuple):
 
     Attributes:
         state: `waiting` for producers; `ready` in its queue or paused before another attempt; `running` while
-            a call runs (a fan-out also between two items); `cancelled`: the run ended before the node did.
+            its call runs, a fan-out from its expansion on; `cancelled`: the run ended before the node did.
         calls: how many calls it has: 1, or the items of a fan-out (0 until they are known).
         calls_done: finished ones, `calls_skipped` of them skipped.
         calls_running: those that a process holds now, the opening and closing call of a fan-out too.
@@ -34,6 +34,7 @@ class NodeView(NamedTuple):
         ready_ms: when its first call became ready. `started_ms`: first start; `claimed_ms`: latest start.
         holder: the process that started a call last.
         error: of the last failed attempt.
+        tokens: input and output tokens that engines counted. `cost_usd`: what they cost, as far as known.
     """
 
     name: str
@@ -54,6 +55,8 @@ class NodeView(NamedTuple):
     queue: str
     holder: str
     error: str
+    tokens: tuple[int, int]
+    cost_usd: float
 
     @property
     def is_over(self) -> bool:
@@ -120,6 +123,7 @@ class Progress:
             "failed": self._failed,
             "released": self._released,
             "lost": self._lost,
+            "usage": self._used,
         }
 
     def apply(self, event: Event) -> list[int]:
@@ -166,6 +170,8 @@ class Progress:
             queue=plan.queue,
             holder=node.holder,
             error=node.error,
+            tokens=node.tokens,
+            cost_usd=node.cost_usd,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
@@ -192,7 +198,7 @@ class Progress:
 
     def _expanded(self, node: _Node, call: str, event: Event) -> None:
         self._move(node, call, None)
-        node.calls = int(event.detail)
+        node.calls, node.expanded = int(event.detail), True
 
     def _retry(self, node: _Node, call: str, event: Event) -> None:
         self._move(node, call, "delayed")
@@ -211,6 +217,10 @@ class Progress:
     def _lost(self, node: _Node, call: str, _event: Event) -> None:
         self._move(node, call, "ready")
         node.losses += 1
+
+    def _used(self, node: _Node, _call: str, event: Event) -> None:
+        node.tokens = (node.tokens[0] + event.tokens[0], node.tokens[1] + event.tokens[1])
+        node.cost_usd += event.cost_usd or 0.0
 
     def _closed(self, event: Event) -> list[int]:
         status, _, self.error = event.detail.partition(": ")
@@ -242,9 +252,11 @@ class _Node:
         "attempts",
         "calls",
         "claimed_ms",
+        "cost_usd",
         "done",
         "ended_ms",
         "error",
+        "expanded",
         "final",
         "holder",
         "live",
@@ -254,12 +266,14 @@ class _Node:
         "retry_at_ms",
         "skipped",
         "started_ms",
+        "tokens",
     )
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
         self.done = self.skipped = self.attempts = self.retries = self.losses = 0
         self.live: dict[CallState, int] = {"ready": 0, "delayed": 0, "claimed": 0}
+        self.expanded = False
         self.final: NodeState | None = None
         self.retry_at_ms: int | None = None
         self.ready_ms: int | None = None
@@ -267,11 +281,12 @@ class _Node:
         self.claimed_ms: int | None = None
         self.ended_ms: int | None = None
         self.holder = self.error = ""
+        self.tokens, self.cost_usd = (0, 0), 0.0
 
     def state(self) -> NodeState:
         if self.final is not None:
             return self.final
-        if self.live["claimed"] or self.done:
+        if self.live["claimed"] or self.expanded:
             return "running"
         return "ready" if self.ready_ms is not None else "waiting"
 

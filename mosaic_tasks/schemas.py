@@ -37,6 +37,8 @@ _MAX_DEPTH = 8
 def schema_of(annotation: Any, *, output: bool = False) -> Schema:
     """The JSON Schema of a type; `ANY` for a type that has none.
 
+    Before Python 3.12 a `typing.TypedDict` has none; that of `typing_extensions` has.
+
     Args:
         annotation: whatever stands in an annotation.
         output: describe what such a value looks like once written, rather than what is accepted for it.

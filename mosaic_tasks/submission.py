@@ -46,7 +46,7 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
     ledger.store_plan(prepared.hash, data, keep_s=config.max_run_s + config.retention_s)
-    ledger.list_run(run_id, now_ms=int(time.time() * 1000))
+    ledger.list_run(run_id, now_ms=int(time.time() * 1000), keep_s=config.max_run_s)
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,

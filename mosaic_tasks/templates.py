@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import (
     StrictUndefined,
@@ -561,34 +561,62 @@ def _attribute(node: nodes.Node) -> str | None:
     return None
 
 
+class Reads(NamedTuple):
+    """What a template reads from outside: names, and the keys it follows from them (`people.total`)."""
+
+    names: frozenset[str]
+    paths: frozenset[tuple[str, ...]]
+
+
 @lru_cache(maxsize=4096)
+def reads_of(source: str, *, expression: bool = False) -> Reads:
+    """What a template, or an expression, reads.
+
+    Raises:
+        TemplateProblem: it cannot be used.
+    """
+    tree = _parsed(source, expression=expression)
+    read: set[str] = set()
+    made: set[str] = set()
+    for name in tree.find_all(nodes.Name):
+        (read if name.ctx == "load" else made).add(name.name)
+    outside = meta.find_undeclared_variables(tree) if read & made else read
+    names = frozenset(outside) - GLOBAL_NAMES
+    return Reads(names, frozenset(path for path in _paths(tree) if path[0] in names - made))
+
+
 def names_in(source: str) -> frozenset[str]:
     """The names that a template reads and does not make itself.
 
     Raises:
         TemplateProblem: the template cannot be used.
     """
-    return _names(_parsed(source, expression=False))
+    return reads_of(source).names
 
 
-@lru_cache(maxsize=4096)
 def names_in_expression(source: str) -> frozenset[str]:
     """The names that an expression reads.
 
     Raises:
         TemplateProblem: the expression cannot be used.
     """
-    return _names(_parsed(source, expression=True))
+    return reads_of(source, expression=True).names
 
 
-def _names(tree: nodes.Template) -> frozenset[str]:
-    read: set[str] = set()
-    made: set[str] = set()
-    for name in tree.find_all(nodes.Name):
-        (read if name.ctx == "load" else made).add(name.name)
-    if read & made:
-        read = meta.find_undeclared_variables(tree)
-    return frozenset(read) - GLOBAL_NAMES
+def _paths(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
+    """Chains of keys that begin with a name; methods that are called are no keys."""
+    methods = {id(call.node) for call in tree.find_all(nodes.Call)}
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        steps: list[str] = []
+        inner: nodes.Node = node
+        while isinstance(inner, (nodes.Getattr, nodes.Getitem)) and id(inner) not in methods:
+            step = _attribute(inner)
+            if step is None:
+                break
+            steps.append(step)
+            inner = inner.node
+        if isinstance(inner, nodes.Name) and steps:
+            yield (inner.name, *reversed(steps))
 
 
 @lru_cache(maxsize=1024)
@@ -650,11 +678,6 @@ def _evaluated(source: str, names: Mapping[str, Any]) -> Any:
     return result
 
 
-def unknown_names(names: Iterable[str], known: Collection[str]) -> list[str]:
-    """One readable line for each name that is not known."""
-    return [f"no name {name!r} here{did_you_mean(name, known)}" for name in sorted(set(names) - set(known))]
-
-
 __all__ = [
     "GLOBAL_NAMES",
     "MAX_ITERATIONS",
@@ -662,10 +685,11 @@ __all__ = [
     "MAX_S",
     "MAX_SOURCE_CHARS",
     "RESERVED_NAMES",
+    "Reads",
     "TemplateProblem",
     "evaluate",
     "names_in",
     "names_in_expression",
+    "reads_of",
     "render",
-    "unknown_names",
 ]

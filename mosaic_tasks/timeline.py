@@ -175,16 +175,14 @@ def _scale(chart: Timeline, width: int) -> str:
 
 _ROW, _TOP, _LEFT, _BAR, _RIGHT = 22, 58, 210, 680, 120
 _STYLE = """
-  svg { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --ground: #ffffff;
-        --run: #1f6feb; --wait: #c8d1da; --pause: #d4a72c; --failed: #cf222e; }
+  text { font: 12px system-ui, sans-serif; fill: #1f2328; } .title { font-size: 15px; font-weight: 600; }
+  .end { text-anchor: end; } .middle { text-anchor: middle; } .faint { fill: #59636e; }
+  .ground { fill: #ffffff; } .grid { stroke: #d1d9e0; }
+  .run { fill: #1f6feb; } .wait { fill: #c8d1da; } .pause { fill: #d4a72c; } .failed { fill: #cf222e; }
   @media (prefers-color-scheme: dark) {
-    svg { --ink: #f0f6fc; --faint: #9198a1; --line: #3d444d; --ground: #0d1117;
-          --run: #4493f8; --wait: #4b535d; --pause: #d29922; --failed: #f85149; } }
-  text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-  .title { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); } .end { text-anchor: end; }
-  .middle { text-anchor: middle; } .ground { fill: var(--ground); } .grid { stroke: var(--line); }
-  .run { fill: var(--run); } .wait { fill: var(--wait); } .pause { fill: var(--pause); }
-  .failed { fill: var(--failed); }
+    text { fill: #f0f6fc; } .faint { fill: #9198a1; } .ground { fill: #0d1117; } .grid { stroke: #3d444d; }
+    .run { fill: #4493f8; } .wait { fill: #4b535d; } .pause { fill: #d29922; } .failed { fill: #f85149; }
+  }
 """
 
 

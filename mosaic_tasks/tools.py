@@ -22,8 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = "__mosaic_tool__"
 _ITERATORS = (
-    collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator, collections.abc.AsyncIterator,
-    collections.abc.AsyncIterable, collections.abc.AsyncGenerator,
+    collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator,
+    collections.abc.AsyncIterator, collections.abc.AsyncIterable, collections.abc.AsyncGenerator,
 )  # fmt: skip
 
 
@@ -177,10 +177,9 @@ def _member(owner: Any, name: str, target: str) -> Any:
         return getattr(owner, name)
     except AttributeError:
         names = [key for key in vars(owner) if not key.startswith("_")] if hasattr(owner, "__dict__") else []
+        holder = getattr(owner, "__name__", str(owner))
         raise DefinitionError(
-            [
-                f"{getattr(owner, '__name__', owner)!r} has no {name!r} (in {target!r}){did_you_mean(name, names)}"
-            ]
+            [f"{holder!r} has no {name!r} (for {target!r}){did_you_mean(name, names)}"]
         ) from None
 
 
@@ -246,6 +245,34 @@ def tool(
         return marked
 
     return mark if function is None else mark(function)
+
+
+@overload
+def agent(
+    prompt: str | Callable[..., Any],
+    *,
+    system: str = "",
+    output: Any = None,
+    model: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+) -> AgentSpec: ...
+
+
+@overload
+def agent(
+    prompt: None = None,
+    *,
+    system: str = "",
+    output: Any = None,
+    model: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], AgentSpec]: ...
 
 
 def agent(

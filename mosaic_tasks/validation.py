@@ -27,7 +27,7 @@ from mosaic_tasks.schemas import (
     schema_at,
     schema_problem,
 )
-from mosaic_tasks.templates import RESERVED_NAMES, TemplateProblem, names_in, names_in_expression
+from mosaic_tasks.templates import RESERVED_NAMES, TemplateProblem, reads_of
 from mosaic_tasks.tools import ToolSpec, model_schema, resolve_tool
 
 _ID = re.compile(r"[a-z][a-z0-9_]*")
@@ -49,6 +49,7 @@ class Facts:
     deps: tuple[int, ...] = ()
     spec: ToolSpec | None = None
     agent_schema: Schema | None = None
+    reads: list[tuple[Path, tuple[str, ...]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -222,12 +223,13 @@ class _Checker:
         """Adds the names of a template to the facts."""
         condition = where == ("when",)
         try:
-            names = names_in_expression(source) if condition else names_in(source)
+            reads = reads_of(source, expression=condition)
         except TemplateProblem as error:
             self._report(str(error), *where)
             return
         given: Collection[str] = () if condition else self._node.arguments
-        for name in sorted(names):
+        facts.reads += [(where, path) for path in sorted(reads.paths)]
+        for name in sorted(reads.names):
             if name in given:
                 continue
             if condition and self._node.for_each is not None and name == self._node.item_name:
@@ -285,6 +287,8 @@ class _Checker:
         """Compares what the node gives to its tool with what that takes."""
         if facts.for_each is not None:
             self._check_list(facts.for_each, facts)
+        for where, path in facts.reads:
+            self._check_read(where, path, facts)
         spec = facts.spec
         if spec is None:
             for name, value in facts.bindings.items():
@@ -294,6 +298,14 @@ class _Checker:
         schemas = spec.parameter_schemas
         for name, value in facts.bindings.items():
             self._check_argument(name, value, schemas.get(name, ANY), facts)
+
+    def _check_read(self, where: Path, path: tuple[str, ...], facts: Facts) -> None:
+        """Follows the keys that a template reads."""
+        name, *steps = path
+        given = where != ("when",) and name in facts.bindings
+        ref = decode_ref(facts.bindings[name]) if given else facts.names.get(name)
+        if ref is not None:
+            self._part_of(Ref(ref.source, (*ref.path, *steps)), facts, where)
 
     def _check_list(self, ref: Ref, facts: Facts) -> None:
         schema = self._part_of(ref, facts, ("for_each",))
@@ -353,14 +365,14 @@ class _Checker:
                 self._parts[key] = str(error)
         part = self._parts[key]
         if isinstance(part, str):
-            if ref.source != INPUTS or len(ref.path) > 1:
+            if ref.source != INPUTS or len(ref.path) > 1 or where[0] != "with":
                 self._report(f"{self._label(ref.source)} {part}", *where)
             return ANY
         return part
 
     def _label(self, source: int) -> str:
         if source == INPUTS:
-            return "the workflow's inputs"
+            return "the workflow"
         return "the item" if source == ITEM else f"the output of {self.ids[source]!r}"
 
     def _source_schema(self, source: int, facts: Facts) -> Schema:
@@ -437,8 +449,8 @@ class _Checker:
         for number, name in enumerate(self.ids):
             if number not in needed:
                 self._report(
-                    f"the output {self.definition.output!r} does not depend on it; use its output, remove it, or say "
-                    "`detached: true` if it runs for its effect",
+                    f"the output {self.definition.output!r} does not depend on it; use its output, remove "
+                    "it, or say `detached: true` if it runs for its effect",
                     *("nodes", name),
                 )
 

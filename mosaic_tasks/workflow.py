@@ -19,6 +19,7 @@ from mosaic_tasks.schemas import complete_inputs, inputs_schema, read_inputs
 from mosaic_tasks.validation import Analysis, analyse
 
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SHOWN_PROBLEMS = 100
 _WORDS = {
     "missing": "it is missing",
     "string_pattern_mismatch": "{input!r} does not match {pattern}",
@@ -29,9 +30,10 @@ _WORDS = {
 
 
 class Workflow(Definition):
-    """A workflow: inputs, nodes, and which node's output is the result. Equal workflows compile into equal plans.
+    """A workflow: inputs, nodes, and which node's output is the result.
 
-    It cannot be changed; what compiles it keeps the plan with it.
+    Equal workflows whose nodes stand in the same order compile into equal plans. It cannot be changed; what
+    compiles it keeps the plan with it.
     """
 
     _source: Source | None = PrivateAttr(default=None)
@@ -52,7 +54,7 @@ class Workflow(Definition):
             source: what to call it in messages.
 
         Raises:
-            DefinitionError: with all problems of form; where there are any, also those of meaning in the other nodes.
+            DefinitionError: with all problems of form, and then also those of meaning in the other nodes.
         """
         return cls._from_source(Source(source, text))
 
@@ -78,9 +80,7 @@ class Workflow(Definition):
         except ValidationError as error:
             name = str(data.get("name", "?")) if isinstance(data, Mapping) else "?"
             problems = [*_problems_of_form(error), *_problems_elsewhere(data, error)]
-            raise DefinitionError(
-                [told(problem, source=source, workflow=name) for problem in problems]
-            ) from None
+            raise DefinitionError(_lines(problems, source, name)) from None
         workflow._source = source
         return workflow
 
@@ -131,9 +131,15 @@ class Workflow(Definition):
         with collector_paused():
             analysis = analyse(self, import_tools=import_tools)
         if analysis.problems:
-            lines = [told(problem, source=self._source, workflow=self.name) for problem in analysis.problems]
-            raise DefinitionError(list(dict.fromkeys(lines)))
+            raise DefinitionError(_lines(analysis.problems, self._source, self.name))
         return analysis
+
+
+def _lines(problems: list[Problem], source: Source | None, workflow: str) -> list[str]:
+    """One line a problem; of very many the first, and how many more there are."""
+    lines = [told(problem, source=source, workflow=workflow) for problem in problems[:_SHOWN_PROBLEMS]]
+    more = len(problems) - _SHOWN_PROBLEMS
+    return [*dict.fromkeys(lines), *([f"and {more:,} more problems"] if more > 0 else [])]
 
 
 def _problems_of_form(error: ValidationError) -> list[Problem]:

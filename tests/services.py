@@ -101,7 +101,8 @@ class Worker:
     ) -> None:
         self.name = name
         self._lines: list[str] = []
-        self._ready = threading.Event()
+        self._consumes = False
+        self._settled = threading.Event()
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -123,8 +124,9 @@ class Worker:
             for line in output:
                 self._lines.append(line)
                 if line.rstrip().endswith(" ready."):
-                    self._ready.set()
-        self._ready.set()
+                    self._consumes = True
+                    self._settled.set()
+        self._settled.set()
 
     @property
     def log(self) -> str:
@@ -143,7 +145,7 @@ class Worker:
 
     def wait_ready(self, timeout_s: float = READY_S) -> Self:
         """Wait until it consumes; fail the test when it ended or does not within the time."""
-        if not self._ready.wait(timeout_s) or self._process.poll() is not None:
+        if not (self._settled.wait(timeout_s) and self._consumes):
             pytest.fail(f"the worker {self.name!r} is not ready; it printed:\n{self.log}", pytrace=False)
         return self
 

@@ -140,10 +140,17 @@ def _listed(heading: str, items: Sequence[str], limit: int) -> Iterator[Block]:
 def _module_blocks(modules: Sequence[Module]) -> Iterator[Block]:
     if modules:
         yield Heading("Where the work went")
-        header = ("Module", "Commits", "Files", "Added", "Removed", "People")
-        yield Table(header, tuple(map(_module_row, modules[:MODULES_SHOWN])), frozenset({1, 2, 3, 4}))
+        yield _module_table(modules[:MODULES_SHOWN])
         if len(modules) > MODULES_SHOWN:
             yield Paragraph(f"And {count(len(modules) - MODULES_SHOWN, 'more module')} with fewer changes.")
+
+
+def _module_table(modules: Sequence[Module]) -> Table:
+    """The column of people is left out where it would say the same name in each row."""
+    header = ("Module", "Commits", "Files", "Added", "Removed", "People")
+    columns = len(header) if len({name for module in modules for name in module["people"]}) > 1 else -1
+    rows = tuple(_module_row(module)[:columns] for module in modules)
+    return Table(header[:columns], rows, frozenset({1, 2, 3, 4}))
 
 
 def _module_row(module: Module) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ Each fact is one line and a whole sentence, so that also a writer without a lang
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 
 from weekly_report.identities import Identities, everybody
 from weekly_report.modules import label, namer
@@ -28,12 +30,23 @@ from weekly_report.records import (
     Ticket,
     Tickets,
 )
-from weekly_report.words import count, first_sentence, lines, listed, period, quoted, sentence, short_day
+from weekly_report.words import (
+    code,
+    count,
+    first_sentence,
+    lines,
+    listed,
+    period,
+    quoted,
+    sentence,
+    short_day,
+)
 
 _TRAILER = re.compile(
     r"^([A-Za-z][A-Za-z-]*-[Bb]y|[Cc]hange-[Ii]d|[Ff]ixes|[Cc]loses|[Rr]efs?|[Ss]ee): ?\S", re.MULTILINE
 )
-_EXPLAINED = 4
+_TOLD = 5
+_LARGE = 50
 _NAMED = 8
 
 
@@ -75,9 +88,11 @@ class _Facts:
         return len({self._identities.who(one) for one in everybody(self.history["items"])}) < 2
 
     def where(self, commit: Commit) -> str:
-        """The modules that a commit changed."""
-        modules = dict.fromkeys(self._module_of(change["path"]) for change in written(commit))
-        return listed(label(modules), limit=2)
+        """The modules that a commit changed, most changed lines first."""
+        sizes: Counter[str] = Counter()
+        for change in written(commit):
+            sizes[self._module_of(change["path"])] += change["insertions"] + change["deletions"]
+        return listed(label(name for name, _ in sizes.most_common()), limit=2)
 
     def notable(self) -> list[Commit]:
         """The commits that changed most, without merges, reverts and what was reverted."""
@@ -191,18 +206,34 @@ def _about(person: Person, facts: _Facts, plan: Plan) -> list[list[str]]:
     commits = [facts.commits[identifier] for identifier in person["hashes"]]
     told = [one for one in commits if not one["reverts"] and one["hash"] not in facts.reverted]
     return _grouped(
-        [*_opening(person), *_told(told)],
+        [*_opening(person), *_told(told, facts)],
         [*_ticket_facts(person, facts), *_troubles(person, commits, facts)],
         [*_next_steps(person, plan), *_partners(person)],
     )
 
 
-def _told(commits: Sequence[Commit]) -> Iterator[str]:
-    """What the commits say: first those whose messages explain them, then the subjects of the others."""
-    explained = [commit for commit in commits if _explanation(commit)][:_EXPLAINED]
-    for commit in explained:
-        yield f"{quoted(commit['subject'])} ({short_day(commit['date'])}): {_explanation(commit)}"
-    yield from _subjects([commit for commit in commits if commit not in explained], more=bool(explained))
+def _told(commits: Sequence[Commit], facts: _Facts) -> Iterator[str]:
+    """What the commits say: the large and the explained ones, then the subjects of the others."""
+    told = [one for one in commits if _explanation(one) or weight(one) >= _LARGE][:_TOLD]
+    for commit in told:
+        yield _change(commit, facts)
+    yield from _subjects([commit for commit in commits if commit not in told], more=bool(told))
+
+
+def _change(commit: Commit, facts: _Facts) -> str:
+    """One commit in a sentence: what its message explains, else where it went."""
+    change = f"{quoted(commit['subject'])} ({short_day(commit['date'])})"
+    if explanation := _explanation(commit):
+        return f"{change}: {explanation}"
+    files = sorted(written(commit), key=lambda file: -file["insertions"] - file["deletions"])
+    new = all(file["status"] == "added" for file in files)
+    names = [code(PurePosixPath(file["path"]).name) for file in files[:3]]
+    where = f"{'added' if new else 'changed'} {count(len(files), 'file')} in {facts.where(commit)}"
+    return (
+        f"{change} {where}, most of all {listed(names)}"
+        if len(files) > 3
+        else f"{change} {where}: {listed(names)}"
+    )
 
 
 def _partners(person: Person) -> Iterator[str]:

@@ -246,9 +246,12 @@ class Ledger:
             raise UnknownRun(f"no plan {plan_hash!r}: the run that used it is past its retention")
         return data
 
-    def list_run(self, run_id: str, *, now_ms: int) -> None:
-        """Enters a run into the index of unfinished runs, before it is opened."""
-        self.client.zadd(self.keys.runs, {run_id: now_ms})
+    def list_run(self, run_id: str, *, now_ms: int, keep_s: float) -> None:
+        """Enters a run into the index of unfinished runs, before it is opened. The index lives for `keep_s` more."""
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(self.keys.runs, {run_id: now_ms})
+            pipe.pexpire(self.keys.runs, int(keep_s * 1000))
+            pipe.execute()
 
     def listed_runs(self) -> list[tuple[str, int]]:
         """The unfinished runs, oldest first: (run id, time of entry in ms)."""

@@ -16,6 +16,7 @@ import structlog
 from celery import Celery, chord
 from kombu.exceptions import OperationalError
 
+from mosaic_queues.backend import LedgerBackend
 from mosaic_queues.ledger import Group
 
 log = structlog.get_logger(__name__)
@@ -65,8 +66,11 @@ class Outbox:
     ) -> bool:
         """Publishes the calls of a fan-out as a chord; False as `publish`.
 
-        The ledger joins it: the body is made ready by the last call's transition, not by the messages.
+        The ledger joins it: the body is made ready by the last call's transition, not by the messages. An app with
+        another result backend gets the calls without the chord around them, since that backend would join it again.
         """
+        if not isinstance(self._app.backend, LedgerBackend):
+            return self.publish(run_id, header, batch_size=batch_size)
         signatures = [
             self._signature(CALL_TASK, run_id, queue, calls) for queue, calls in _messages(header, batch_size)
         ]

@@ -22,7 +22,7 @@ EXTRACTIVE = "extractive"
 
 
 def provider_of(model: str | None) -> str:
-    """The part of a model's name before the first colon: `openai` of `openai:gpt-5`; `extractive` for None."""
+    """The part of a model's name before the colon: `openai` of `openai:gpt-5`; `extractive` for None."""
     return (model or EXTRACTIVE).partition(":")[0]
 
 

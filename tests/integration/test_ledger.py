@@ -32,7 +32,13 @@ def ledger(redis_client: Redis) -> Ledger:
 def open_run(ledger: Ledger, *roots: str, retention_s: float = 60.0) -> str:
     run_id = f"run-{next(_ids)}"
     ledger.open_run(
-        run_id, plan="p", name="n", inputs=NIL, roots=[(QUEUE, roots)], retention_s=retention_s, max_run_s=60.0
+        run_id,
+        plan="p",
+        name="n",
+        inputs=NIL,
+        roots=[(QUEUE, roots)],
+        retention_s=retention_s,
+        max_run_s=60.0,
     )
     return run_id
 
@@ -294,11 +300,11 @@ class Chaos:
 STEPS = st.tuples(st.sampled_from(["claim", "finish", "fail", "die", "come_back"]), st.integers(0, 9))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=graphs(), steps=st.lists(STEPS, max_size=25))
-def test_every_node_closes_exactly_once_whatever_dies(ledger: Ledger, plan: Plan, steps: list[tuple[str, int]]) -> None:
+def test_every_node_closes_exactly_once_whatever_dies(
+    ledger: Ledger, plan: Plan, steps: list[tuple[str, int]]
+) -> None:
     chaos = Chaos(ledger, plan)
     for name, pick in steps:
         if name == "claim":

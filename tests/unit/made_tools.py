@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from mosaic_tasks.tools import agent, tool
 
@@ -77,3 +78,4 @@ constant = 5
 @agent(system="You write short.", temperature=0.2)
 def section(person: Person) -> Section:
     """Write about {{ person.name }}."""
+    raise NotImplementedError

@@ -19,12 +19,17 @@ def load(text: str) -> Any:
     return Source("w.yaml", text).load()
 
 
+words = ["yes", "1e3", "0o17", "12:30", "2024-01-01", ".5", "~", "null", "- a", "a: b", "#", "<<", "="]
 data = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=12)
-    | st.sampled_from(["yes", "1e3", "0o17", "12:30", "2024-01-01", ".5", "~", "null", "- a", "a: b", "#", "<<", "="]),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=12)
+    | st.sampled_from(words),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @given(data)
@@ -34,9 +39,22 @@ def test_data_survives_writing_and_reading(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("yes", "yes"), ("on", "on"), ("2024-01-01", "2024-01-01"), ("true", True), ("~", None), ("1e3", 1000.0),
-     ("0x1F", 31), ("-7", -7), ("1.5", 1.5), ("'1'", "1"), ("12:30", "12:30"), ("!!str 1", "1"), ("1_000", "1_000")],
-)  # fmt: skip
+    [
+        ("yes", "yes"),
+        ("on", "on"),
+        ("2024-01-01", "2024-01-01"),
+        ("true", True),
+        ("~", None),
+        ("1e3", 1000.0),
+        ("0x1F", 31),
+        ("-7", -7),
+        ("1.5", 1.5),
+        ("'1'", "1"),
+        ("12:30", "12:30"),
+        ("!!str 1", "1"),
+        ("1_000", "1_000"),
+    ],
+)
 def test_words_are_read_as_in_yaml_1_2(text: str, value: Any) -> None:
     assert load(f"a: {text}") == {"a": value}
 
@@ -47,8 +65,14 @@ def test_words_are_read_as_in_yaml_1_2(text: str, value: Any) -> None:
         ("a: [1\nb: 2", "w.yaml:2: broken YAML in column"),
         ("a:\n\tb: 1", "w.yaml:2: broken YAML in column 1: found character that cannot start any token"),
         ("a:\n\tb: 1", "YAML indents with spaces, not with tabs"),
-        ("nodes:\n  x: {}\n  y: {}\n  x: {}", "w.yaml:4: node 'x' is there twice, first in line 2; rename one"),
-        ("nodes:\n  x:\n    tool: a\n    tool: b", "w.yaml:4: node 'x', field 'tool' is there twice, first in line 3"),
+        (
+            "nodes:\n  x: {}\n  y: {}\n  x: {}",
+            "w.yaml:4: node 'x' is there twice, first in line 2; rename one",
+        ),
+        (
+            "nodes:\n  x:\n    tool: a\n    tool: b",
+            "w.yaml:4: node 'x', field 'tool' is there twice, first in line 3",
+        ),
         ("a: &x [*x]", "w.yaml:1: the alias *x has no complete anchor before it"),
         ("a: *x", "has no complete anchor"),
         ("a: !!python/object/apply:os.getcwd []", "python/object/apply:os.getcwd' is not allowed"),
@@ -104,7 +128,9 @@ def test_a_problem_is_told_with_file_line_node_and_field() -> None:
     problem = Problem(("nodes", "people", "with", "commits"), "no")
     assert told(problem, source=source, workflow="x") == "w.yaml:5: node 'people', field 'with.commits': no"
     assert told(problem, source=None, workflow="x") == "workflow 'x': node 'people', field 'with.commits': no"
-    assert told(Problem(("nodes", "people", "absent", "x"), "no"), source=source, workflow="x").startswith("w.yaml:3:")
+    assert told(Problem(("nodes", "people", "absent", "x"), "no"), source=source, workflow="x").startswith(
+        "w.yaml:3:"
+    )
     assert told(Problem((), "no"), source=source, workflow="x") == "w.yaml:1: no"
 
 

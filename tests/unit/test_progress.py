@@ -62,6 +62,7 @@ def test_a_fan_out_counts_its_items_only() -> None:
 
 
 def test_a_fan_out_stays_running_between_two_items() -> None:
+    assert node_of(fanned_out(), "sections").state == "running"
     assert node_of(fanned_out().run("2.0", 40, 50), "sections").state == "running"
 
 
@@ -130,6 +131,14 @@ def test_a_finished_run_is_done_throughout() -> None:
     sections = view.nodes[2]
     assert (sections.calls_done, sections.retries, sections.losses, sections.attempts) == (3, 1, 1, 5)
     assert (sections.started_ms, sections.ended_ms) == (START_MS + 20, START_MS + 210)
+
+
+def test_tokens_and_cost_add_up() -> None:
+    story = opened().tell(5, "claimed", "0", holder="h")
+    story.tell(6, "usage", "0", detail="openai:m", tokens=(100, 20), cost_usd=0.5)
+    story.tell(7, "usage", "0", detail="openai:n", tokens=(10, 2), cost_usd=None)
+    found = node_of(story, "commits")
+    assert (found.tokens, found.cost_usd) == ((110, 22), 0.5)
 
 
 def test_an_event_tells_which_nodes_it_touched() -> None:

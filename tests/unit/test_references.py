@@ -95,8 +95,14 @@ def test_only_one_whole_reference_parses(text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (("peple",), "node 'people' has no 'peple' in its output; it has: people, total; did you mean 'people'?"),
-        (("people", 7), "node 'people' has no 7 at 'people' in its output; it is a list of 1; name an element"),
+        (
+            ("peple",),
+            "node 'people' has no 'peple' in its output; it has: people, total; did you mean 'people'?",
+        ),
+        (
+            ("people", 7),
+            "node 'people' has no 7 at 'people' in its output; it is a list of 1; name an element",
+        ),
         (("people", 0, "nam"), "node 'people' has no 'nam' at 'people[0]' in its output; it has: name"),
         (("total", "x"), "node 'people' has no 'x' at 'total' in its output; it is null"),
         (("people", "name"), "it is a list of 1; name an element by its number"),

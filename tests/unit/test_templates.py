@@ -20,19 +20,32 @@ PERSON = {"name": "Ann", "items": [3, 1, 2], "team": {"size": 4}}
         ("Hello {{ p.name }}", "Hello Ann"),
         ("{{ p.items }}", "[3, 1, 2]"),
         ("{{ p }}", '{"name": "Ann", "items": [3, 1, 2], "team": {"size": 4}}'),
-        ("{% for i in p['items'] | sort %}{{ loop.index }}:{{ i }}{{ ', ' if not loop.last }}{% endfor %}", "1:1, 2:2, 3:3"),
+        (
+            "{% for i in p['items'] | sort %}{{ loop.index }}:{{ i }}{{ ', ' if not loop.last }}{% endfor %}",
+            "1:1, 2:2, 3:3",
+        ),
         ("{% for key, value in p.team.items() %}{{ key }}={{ value }}{% endfor %}", "size=4"),
         ("{% for i in range(2) %}\n- {{ i }}\n{% endfor %}\n", "- 0\n- 1\n"),
-        ("{% set ns = namespace(n=0) %}{% for i in p['items'] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "6"),
+        (
+            "{% set ns = namespace(n=0) %}{% for i in p['items'] %}"
+            "{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "6",
+        ),
         ("{{ p.missing | default('none') }} {{ p.missing is defined }}", "none False"),
         ("{{ p['items'] | join(', ') }} {{ p['items'] | sum }} {{ 'a b'.split() | length }}", "3, 1, 2 6 2"),
-        ("{{ 'x' ~ 1 ~ none }} {{ 2 * 3 }} {{ 'ab' * 2 }} {{ 'abc'.replace('b', '-') | upper }}", "x1None 6 abab A-C"),
+        (
+            "{{ 'x' ~ 1 ~ none }} {{ 2 * 3 }} {{ 'ab' * 2 }} {{ 'abc'.replace('b', '-') | upper }}",
+            "x1None 6 abab A-C",
+        ),
         ("{% for g in xs | groupby('k') %}{{ g.grouper }}{{ g.list | length }} {% endfor %}", "a2 b1 "),
         ("{{ xs | map(attribute='k') | unique | list | tojson }} {{ 2.345 | round(1) }}", '["a", "b"] 2.3'),
-        ("{% set s %}a{{ 1 }}{% endset %}{{ s | indent(2, true) }}{% filter upper %}b{% endfilter %}", "  a1B"),
+        (
+            "{% set s %}a{{ 1 }}{% endset %}{{ s | indent(2, true) }}{% filter upper %}b{% endfilter %}",
+            "  a1B",
+        ),
         ("<b>{{ '<i>' }}</b>", "<b><i></b>"),
     ],
-)  # fmt: skip
+)
 def test_a_template_renders(source: str, text: str) -> None:
     assert render(source, {"p": PERSON, "xs": [{"k": "a"}, {"k": "a"}, {"k": "b"}]}) == text
 
@@ -40,13 +53,19 @@ def test_a_template_renders(source: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}", "loops more than 100,000 times"),
+        (
+            "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}",
+            "loops more than 100,000 times",
+        ),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "a range of 1,000,000,000"),
         ("{% set x = 'a' %}" + "{% set x = x ~ x %}" * 60, "a text of more than"),
         ("{% set x = ['a'] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}", "more than 16,777,216"),
         ("{% set x = ['a'] %}" + "{% set x = x + x %}" * 60, "more than 16,777,216"),
-        ("{% set x = [1, 2] | map(attribute='z', default=['a']) | list %}" * 2 + "{{ x * 9 }}", "multiplies something"),
-        ("{{ 9 ** 9 ** 9 ** 9 }}", "a number that is too large"),
+        (
+            "{% set x = [1, 2] | map(attribute='z', default=['a']) | list %}" * 2 + "{{ x * 9 }}",
+            "multiplies something",
+        ),
+        ("{{ 9 ** 9 ** 9 ** 9 ** 9 }}", "a number that is too large"),
         ("{{ 'a' * 10 ** 10 }}", "a text of more than"),
         ("{{ '%999999999d' % 1 }}", "% on something else than numbers"),
         ("{{ ('a' * 4000000).replace('a', 'bb') }}", "a text of more than"),
@@ -59,7 +78,7 @@ def test_a_template_renders(source: str, text: str) -> None:
         ("{{ namespace(a=1) | string }}", "filters a namespace"),
         ("{{ p.items | map('upper') }}", "use |list on what is lazy"),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_would_run_or_grow_without_end_is_stopped(source: str, reason: str) -> None:
     begun = time.monotonic()
     with pytest.raises(BindingError) as caught:
@@ -71,7 +90,10 @@ def test_a_template_that_would_run_or_grow_without_end_is_stopped(source: str, r
 def test_a_slow_template_is_stopped_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_S", 0.2)
     with pytest.raises(BindingError, match=r"takes longer than 0\.2 s"):
-        render("{% for i in range(90000) %}{{ xs | sort | length }}{% endfor %}", {"xs": list(range(20_000, 0, -1))})
+        render(
+            "{% for i in range(90000) %}{{ xs | sort | length }}{% endfor %}",
+            {"xs": list(range(20_000, 0, -1))},
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,13 +143,20 @@ def test_what_is_reached_for_only_at_run_time_is_not_there(source: str) -> None:
 
 
 def test_a_missing_key_names_the_nearest() -> None:
-    with pytest.raises(BindingError, match=r"no 'nam' here; it has: name, items, team; did you mean 'name'\?"):
+    with pytest.raises(
+        BindingError, match=r"no 'nam' here; it has: name, items, team; did you mean 'name'\?"
+    ):
         render("{{ p.nam }}", {"p": PERSON})
 
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("p['items'] | length > 2", True), ("p.team.size == 5 or not p", False), ("p.team", {"size": 4}), ("1 + 1", 2)],
+    [
+        ("p['items'] | length > 2", True),
+        ("p.team.size == 5 or not p", False),
+        ("p.team", {"size": 4}),
+        ("1 + 1", 2),
+    ],
 )
 def test_an_expression_has_a_value(expression: str, value: Any) -> None:
     assert evaluate(expression, {"p": PERSON}) == value

@@ -346,6 +346,25 @@ def test_facts_are_whole_sentences_of_one_line_each(build: Builder) -> None:
     assert all("\n" not in fact and fact.endswith((".", ".”", "…")) for fact in everything)
 
 
+def test_a_large_commit_without_explanation_is_told_by_its_files(build: Builder) -> None:
+    build.commit("Cut", {f"web/{name}.ts": 10 * number for number, name in enumerate("abcd", start=1)})
+    build.commit("Trim", {"api/x.py": 60})
+    build.commit("Tidy", {"api/y.py": 1})
+    [facts, *_] = written(build.history(), export())["people"][0]["facts"]
+    assert facts[1:] == [
+        "“Cut” (23 Nov) changed 4 files in `web`, most of all `d.ts`, `c.ts` and `b.ts`.",
+        "“Trim” (23 Nov) changed 1 file in `api`: `x.py`.",
+        "Another change is “Tidy”.",
+    ]
+
+
+def test_the_module_table_names_people_only_where_they_differ(build: Builder) -> None:
+    build.commit("One", {"web/a.ts": 1})
+    assert "| Removed | People |" not in report(build.history(), export())["markdown"]
+    build.commit("Two", {"api/a.py": 1}, author=TWO)
+    assert "| Removed | People |" in report(build.history(), export())["markdown"]
+
+
 def test_an_empty_week_gives_a_short_report(build: Builder) -> None:
     text = report(build.history(), export())["markdown"]
     assert "Nothing was committed from 22 to 29 November 2026." in text

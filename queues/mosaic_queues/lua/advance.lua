@@ -30,7 +30,6 @@ for i, item in ipairs(arg.done) do
   end
 end
 in_slices('HSET', OUT, outputs)
-in_slices('HDEL', CALLS, gone)
 
 for _, note in ipairs(arg.notes) do events[#events + 1] = note end
 
@@ -72,4 +71,5 @@ if #wanted > 0 then
 end
 local kept, ready = release(groups, events)
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
+in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
 return cmsgpack.pack({stale, claimed, ready, false})

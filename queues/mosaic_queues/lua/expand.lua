@@ -6,7 +6,6 @@ local call = states({arg.id})[1]
 if not (call and call[STATE] == CLAIMED and call[FENCE] == arg.fence) then
   return cmsgpack.pack({{arg.id}, {}, {}, false})
 end
-redis.call('HDEL', CALLS, arg.id)
 local events = {{'expanded', arg.id, arg.size, arg.holder}}
 local groups = arg.close
 if arg.size > 0 then
@@ -14,4 +13,5 @@ if arg.size > 0 then
   groups = arg.items
 end
 local claimed, ready = release(groups, events)
+redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
 return cmsgpack.pack({{}, claimed, ready, false})

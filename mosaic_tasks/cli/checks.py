@@ -1,0 +1,138 @@
+"""What `mosaic doctor` judges. Pure: facts in, verdicts with advice out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from mosaic_tasks.wording import counted, listed
+
+if TYPE_CHECKING:
+    from mosaic_queues.connection import ServerFacts
+    from mosaic_queues.liveness import Process
+
+Level = Literal["ok", "warn", "fail"]
+
+MINIMUM_SERVER = (6, 2)
+MAX_SKEW_MS = 1_000
+LITTLE_SPACE_BYTES = 1 << 30
+NO_SPACE_BYTES = 100 << 20
+_NEEDED_FLAG = "extra"
+
+
+class Check(NamedTuple):
+    """One verdict; `advice` says what to do about it."""
+
+    name: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def worst(checks: Iterable[Check]) -> Level:
+    """The gravest level."""
+    levels = {check.level for check in checks}
+    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
+
+
+def check_server(facts: ServerFacts, where: str) -> list[Check]:
+    """Version, eviction, persistence and clock of a server that answers."""
+    return [_version(facts, where), _eviction(facts), _persistence(facts), _clock(facts)]
+
+
+def _version(facts: ServerFacts, where: str) -> Check:
+    text = f"{facts.flavour} {facts.flavour_version} at {where} answers in {facts.round_trip_ms:.2f} ms"
+    if facts.version < MINIMUM_SERVER:
+        return Check("server", "fail", text, "upgrade it: Redis 6.2 or later, or Valkey, is needed")
+    return Check("server", "ok", text)
+
+
+def _eviction(facts: ServerFacts) -> Check:
+    text = f"maxmemory-policy is {facts.maxmemory_policy}"
+    if facts.maxmemory_policy == "noeviction":
+        return Check("eviction", "ok", text)
+    advice = "set maxmemory-policy to noeviction, or a full server drops queues and runs"
+    return Check("eviction", "fail" if facts.maxmemory_bytes else "warn", text, advice)
+
+
+def _persistence(facts: ServerFacts) -> Check:
+    if facts.aof_enabled:
+        return Check("persistence", "ok", "the append-only file is on")
+    advice = "set appendonly to yes, or a restart of the server loses runs"
+    return Check("persistence", "warn", "the append-only file is off", advice)
+
+
+def _clock(facts: ServerFacts) -> Check:
+    text = f"the server's clock differs by {abs(facts.clock_skew_ms):.0f} ms"
+    if abs(facts.clock_skew_ms) <= MAX_SKEW_MS:
+        return Check("clock", "ok", text)
+    return Check("clock", "warn", text, "synchronise both machines (NTP), or times shown here are wrong")
+
+
+def check_packages(requirements: Iterable[str], version_of: Callable[[str], str | None]) -> Check:
+    """Whether the installed versions are those that this package asks for.
+
+    Args:
+        requirements: as package metadata writes them.
+        version_of: the installed version of a package, None where it is missing.
+    """
+    from packaging.requirements import Requirement
+
+    wrong, seen = [], []
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({_NEEDED_FLAG: ""}):
+            continue
+        version = version_of(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(
+                f"{requirement.name} {version or 'is missing'} (needed: {requirement.specifier or 'any'})"
+            )
+        elif requirement.name in ("celery", "kombu", "redis"):
+            seen.append(f"{requirement.name} {version}")
+    if wrong:
+        return Check(
+            "packages", "fail", "; ".join(wrong), "install again: python -m pip install mosaic-tasks"
+        )
+    return Check("packages", "ok", listed(seen))
+
+
+def check_workers(processes: Sequence[Process]) -> Check:
+    """Who works."""
+    workers = [process for process in processes if process.queues]
+    if not workers:
+        return Check("workers", "warn", "no worker is alive", "start one with: mosaic worker")
+    names = listed([f"{process.host}/{process.pid} ({', '.join(process.queues)})" for process in workers])
+    return Check("workers", "ok", f"{counted(len(workers), 'worker')}: {names}")
+
+
+def check_queues(waiting: Mapping[str, int], processes: Iterable[Process]) -> list[Check]:
+    """Whether each queue with waiting calls has a worker.
+
+    Args:
+        waiting: how many calls of unfinished runs wait in each queue.
+    """
+    served = {queue for process in processes for queue in process.queues}
+    unserved = {queue: calls for queue, calls in sorted(waiting.items()) if queue not in served}
+    if not waiting:
+        return [Check("queues", "ok", "no call waits")]
+    if not unserved:
+        return [Check("queues", "ok", f"{counted(len(waiting), 'queue')} with waiting calls, all served")]
+    return [
+        Check(
+            "queues",
+            "fail",
+            f"no worker serves {queue!r}, where {counted(calls, 'call')} of unfinished runs "
+            f"{'waits' if calls == 1 else 'wait'}",
+            f"start one with: mosaic worker --queues {queue}",
+        )
+        for queue, calls in unserved.items()
+    ]
+
+
+def check_space(place: str, free_bytes: int) -> Check:
+    """Whether large payloads still have room."""
+    text = f"{free_bytes / (1 << 30):.1f} GiB free at {place}"
+    if free_bytes >= LITTLE_SPACE_BYTES:
+        return Check("space", "ok", text)
+    level: Level = "fail" if free_bytes < NO_SPACE_BYTES else "warn"
+    return Check("space", level, text, "free space there, or set MOSAIC_OBJECT_STORE to another place")

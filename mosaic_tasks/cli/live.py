@@ -1,0 +1,232 @@
+"""Shows a run while it runs: a table that renews itself on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mosaic_queues.events import Event
+from mosaic_tasks.plan import Plan
+from mosaic_tasks.progress import NodeState, NodeView, Progress
+from mosaic_tasks.wording import duration
+
+if TYPE_CHECKING:
+    from mosaic_queues.ledger import RunRecord
+    from mosaic_tasks.client import Run
+
+_REFRESH_PER_S = 8
+_LAST_EVENTS_S = 5.0
+"""Once the run is over its last events are at hand."""
+_NO_WORKER_S = 5.0
+_STEPS = 10
+"""A fan-out tells its progress in so many lines."""
+_ORDER: tuple[NodeState, ...] = ("failed", "running", "ready", "done", "skipped", "cancelled", "waiting")
+_STYLES: dict[NodeState, tuple[str, str]] = {
+    "waiting": ("·", "dim"),
+    "ready": ("○", "yellow"),
+    "running": ("●", "cyan"),
+    "done": ("✓", "green"),
+    "skipped": ("-", "dim"),
+    "failed": ("✗", "bold red"),
+    "cancelled": ("-", "red"),
+}
+
+
+class Display(Protocol):
+    """Shows events as they come."""
+
+    def show(self, event: Event) -> None:
+        """Takes the next event in."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def watch(
+    run: Run, console: Console, *, timeout_s: float | None = None, no_worker_s: float | None = _NO_WORKER_S
+) -> RunRecord:
+    """Shows a run's progress until its end.
+
+    Args:
+        console: a terminal gets the table, anything else lines.
+        timeout_s: as `Run.wait`.
+        no_worker_s: as `Run.wait`.
+
+    Raises:
+        WaitTimeout: the time is over.
+        NoWorker: nobody serves a queue that the run waits for.
+    """
+    with display(run.plan(), run.id, console) as shown:
+        follower = threading.Thread(target=_follow, args=(run, shown), name="mosaic-live", daemon=True)
+        follower.start()
+        record = run.wait(timeout_s, no_worker_s=no_worker_s)
+        follower.join(_LAST_EVENTS_S)
+    return record
+
+
+def _follow(run: Run, shown: Display) -> None:
+    from redis.exceptions import RedisError
+
+    try:
+        for event in run.events(follow=True):
+            shown.show(event)
+    except RedisError:
+        return  # whoever waits for the run meets the same error and tells it
+
+
+def display(plan: Plan, run_id: str, console: Console) -> Display:
+    """The display that suits a console."""
+    return Board(plan, run_id, console) if console.is_terminal else Lines(plan, run_id, console)
+
+
+class Board:
+    """A table of the nodes that matter most now, renewed several times a second."""
+
+    def __init__(self, plan: Plan, run_id: str, console: Console) -> None:
+        self._progress, self._console = Progress(plan, run_id=run_id), console
+        self._nodes = list(self._progress.view().nodes)
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=_REFRESH_PER_S, transient=False
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Takes the next event in."""
+        for number in self._progress.apply(event):
+            self._nodes[number] = self._progress.node(number)
+
+    def _render(self) -> Group:
+        return render(self._progress, list(self._nodes), int(time.time() * 1000), self._console.height - 3)
+
+
+def render(progress: Progress, nodes: Sequence[NodeView], now_ms: int, rows: int) -> Group:
+    """The table of at most `rows` nodes and a line about the whole."""
+    table = Table(box=None, show_header=False, pad_edge=False, expand=True)
+    for justify in ("left", "left", "left", "right", "right"):
+        table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for node in chosen(nodes, max(rows, 1)):
+        mark, style = _STYLES[node.state]
+        cells = (mark, node.name, node.state, _time(node, now_ms), _calls(node))
+        table.add_row(*(Text(cell, style=style) for cell in cells), Text(_note(node, now_ms), style="dim"))
+    about = Text(summary(progress, nodes, now_ms), style="bold", no_wrap=True, overflow="ellipsis")
+    return Group(table, about)
+
+
+def chosen(nodes: Sequence[NodeView], rows: int) -> list[NodeView]:
+    """The nodes to show where not all fit: what failed and runs first, in the plan's order."""
+    if len(nodes) <= rows:
+        return list(nodes)
+    rank = {state: place for place, state in enumerate(_ORDER)}
+    best = sorted(range(len(nodes)), key=lambda number: (rank[nodes[number].state], number))[:rows]
+    return [nodes[number] for number in sorted(best)]
+
+
+def summary(progress: Progress, nodes: Iterable[NodeView], now_ms: int) -> str:
+    """Workflow, run, time, and how many nodes are in each state."""
+    counts: dict[NodeState, int] = {}
+    for node in nodes:
+        counts[node.state] = counts.get(node.state, 0) + 1
+    told = ", ".join(f"{counts[state]} {state}" for state in _ORDER if state in counts)
+    since = progress.opened_ms if progress.opened_ms is not None else now_ms
+    took = duration((progress.closed_ms or max(now_ms, since)) - since)
+    return f"{progress.plan.name} {progress.run_id}: {progress.status}, {took}: {told}"
+
+
+def _time(node: NodeView, now_ms: int) -> str:
+    took = node.running_ms(now_ms)
+    return "" if took is None else duration(took)
+
+
+def _calls(node: NodeView) -> str:
+    return f"{node.calls_done}/{node.calls}" if node.calls > 1 else ""
+
+
+def _note(node: NodeView, now_ms: int) -> str:
+    if node.state == "failed":
+        return node.error
+    if node.retry_at_ms is not None:
+        return f"next attempt {_due(node.retry_at_ms - now_ms)}, after: {node.error}"
+    if node.losses and not node.is_over:
+        return f"its process died {node.losses} times" if node.losses > 1 else "its process died"
+    return f"in queue {node.queue}" if node.state == "ready" else ""
+
+
+def _due(left_ms: int) -> str:
+    return f"in {duration(left_ms)}" if left_ms > 0 else "is due"
+
+
+class Lines:
+    """A line for each change of a node's state, and ten for the items of a fan-out."""
+
+    def __init__(self, plan: Plan, run_id: str, console: Console) -> None:
+        self._progress, self._console = Progress(plan, run_id=run_id), console
+        self._states: list[NodeState] = ["waiting"] * len(plan.nodes)
+        self._told_done = [0] * len(plan.nodes)
+        self._told_retries = [0] * len(plan.nodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to put back."""
+
+    def show(self, event: Event) -> None:
+        """Takes the next event in and prints what it changed."""
+        touched = self._progress.apply(event)
+        if event.kind == "opened":
+            self._print(event, f"run {self._progress.run_id} of {event.detail}")
+        for number in touched:
+            for told in self._changes(number, event):
+                self._print(event, told)
+        if event.kind == "closed":
+            self._print(event, f"run {event.detail}")
+
+    def _print(self, event: Event, told: str) -> None:
+        since = event.at_ms - (self._progress.opened_ms or event.at_ms)
+        self._console.print(f"{duration(since):>10}  {told}", soft_wrap=True)
+
+    def _changes(self, number: int, event: Event) -> Iterator[str]:
+        node, before = self._progress.node(number), self._states[number]
+        self._states[number] = node.state
+        if node.retries > self._told_retries[number]:
+            self._told_retries[number] = node.retries
+            yield (
+                f"{node.name}: {_note(node, event.at_ms)}"
+                if node.retry_at_ms
+                else f"{node.name}: {node.error}"
+            )
+        elif event.kind == "lost":
+            yield f"{node.name}: process {event.holder} died, its work is taken over"
+        elif node.state != before and node.state != "cancelled":
+            yield _line(node, event)
+        elif node.calls_done * _STEPS // max(node.calls, 1) > self._told_done[number]:
+            self._told_done[number] = node.calls_done * _STEPS // node.calls
+            yield f"{node.name}: {_calls(node)}"
+
+
+def _line(node: NodeView, event: Event) -> str:
+    took = f" after {_time(node, event.at_ms)}" if node.is_over and node.started_ms is not None else ""
+    note = _note(node, event.at_ms)
+    return f"{node.name}: {node.state}{took}{f' ({note})' if note else ''}"

@@ -1,0 +1,80 @@
+"""What the command prints: JSON documents, and consoles that suit the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_UNKNOWN_WIDTH = 100
+
+
+def to_json(document: Any, *, indent: int = 2) -> str:
+    """JSON text of any value that a run can hold; bytes become base64. With `indent` 0 one line."""
+    import msgspec
+
+    data = msgspec.json.encode(_plain(document))
+    return (msgspec.json.format(data, indent=indent) if indent else data).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document."""
+    typer.echo(to_json(document))
+
+
+def print_json_line(document: Any) -> None:
+    """Prints one line of JSON, at once, for readers that follow."""
+    typer.echo(to_json(document, indent=0))
+    sys.stdout.flush()
+
+
+def print_value(value: Any) -> None:
+    """Prints a run's output: text as it is, everything else as JSON."""
+    typer.echo(value if isinstance(value, str) else to_json(value))
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """A rich console that marks nothing up by itself; wide where the width is not known."""
+    from rich.console import Console
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() else _UNKNOWN_WIDTH
+    return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def table(*columns: str) -> Table:
+    """A plain table."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def is_ascii_only() -> bool:
+    """Whether stdout cannot show block characters."""
+    return (sys.stdout.encoding or "ascii").lower().replace("-", "") not in ("utf8", "utf8sig")
+
+
+def logs_to_stderr() -> None:
+    """Keeps logs out of stdout, which belongs to the answer."""
+    import structlog
+
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

@@ -1,0 +1,230 @@
+"""Commands that look at runs: status, events, explain, timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mosaic_queues.errors import InputError
+from mosaic_tasks.cli.options import JsonOption, RunArgument
+from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
+from mosaic_tasks.wording import duration, listed
+
+if TYPE_CHECKING:
+    from mosaic_queues.events import Event
+    from mosaic_queues.ledger import RunRecord
+    from mosaic_tasks.client import Run
+    from mosaic_tasks.explaining import Explanation
+    from mosaic_tasks.plan import Plan
+
+
+def status(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Id of a run; without it: all runs that are not over."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the runs under way, or one run with its nodes.
+
+    \b
+    Examples:
+      mosaic status
+      mosaic status 0193d5c8-... --json
+    """
+    from mosaic_tasks.client import get_run, list_runs
+
+    if run_id is None:
+        _show_runs(list_runs(), as_json=as_json)
+    else:
+        _show_run(get_run(run_id), as_json=as_json)
+
+
+def _show_runs(records: list[RunRecord], *, as_json: bool) -> None:
+    if as_json:
+        print_json(records)
+        return
+    if not records:
+        typer.echo("no run is under way")
+        return
+    rows = table("RUN", "WORKFLOW", "STATUS", "SINCE")
+    now_ms = time.time() * 1000
+    for record in records:
+        rows.add_row(record.run_id, record.name, record.status, duration(now_ms - record.created_ms))
+    console().print(rows)
+
+
+def _show_run(run: Run, *, as_json: bool) -> None:
+    from mosaic_tasks.explaining import ending
+
+    record, view = run.record(), run.view()
+    if as_json:
+        print_json({"run": record, "nodes": view.nodes})
+        return
+    now_ms = int(time.time() * 1000)
+    running = f"running for {duration(now_ms - record.created_ms)}"
+    typer.echo(f"{record.name} {record.run_id}: {running if record.status == 'running' else ending(view)}")
+    rows = table("NODE", "STATE", "TIME", "CALLS", "ATTEMPTS", "ERROR")
+    for node in view.nodes:
+        took = node.running_ms(now_ms)
+        rows.add_row(
+            node.name,
+            node.state,
+            "" if took is None else duration(took),
+            f"{node.calls_done}/{node.calls}",
+            str(node.attempts),
+            node.error,
+        )
+    console().print(rows)
+
+
+def events(
+    run_id: RunArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as things happen, to the end.")
+    ] = False,
+    after: Annotated[str, typer.Option(metavar="ID", help="Begin after the event with this id.")] = "0",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
+) -> None:
+    """Print what happened to a run, in order.
+
+    With --json each line is one event; its `id` is what --after takes, to go on where a reader stopped.
+
+    \b
+    Examples:
+      mosaic events 0193d5c8-...
+      mosaic events 0193d5c8-... --follow --json
+    """
+    from mosaic_tasks.client import get_run
+
+    run = get_run(run_id)
+    plan, created_ms = run.plan(), run.record().created_ms
+    for event in _checked(run.events(follow=follow, after=after), after):
+        if as_json:
+            print_json_line({**event._asdict(), "nodes": nodes_of(plan, event)})
+        else:
+            typer.echo(event_line(plan, event, created_ms))
+
+
+def _checked(found: Iterable[Event], after: str) -> Iterable[Event]:
+    entry, _, index = after.partition("/")
+    if not all(part.isdigit() for part in (*entry.split("-"), index or "0")):
+        raise InputError(f"{after!r} is no id of an event; take one from: mosaic events RUN --json")
+    return found
+
+
+def nodes_of(plan: Plan, event: Event) -> list[str]:
+    """The names of the nodes that an event is about, each once."""
+    return list(dict.fromkeys(plan.nodes[int(call.partition(".")[0])].name for call in event.calls))
+
+
+def event_line(plan: Plan, event: Event, created_ms: int) -> str:
+    """An event for people: when, what, to which calls, by whom."""
+    parts = [f"{duration(event.at_ms - created_ms):>10}  {event.kind:<8}"]
+    if event.calls:
+        parts.append(listed([call_name(plan, call) for call in event.calls], most=4))
+    if event.kind == "retry":
+        parts.append(f"in {duration(event.pause_ms)}, after: {event.detail}")
+    elif event.kind == "expanded":
+        parts.append(f"into {event.detail}")
+    elif event.kind == "ready":
+        parts.append(f"in queue {event.detail}")
+    elif any(event.tokens):
+        parts.append(f"{event.detail}: {event.tokens[0]} tokens in, {event.tokens[1]} out{_cost(event)}")
+    elif event.detail:
+        parts.append(event.detail)
+    if event.holder:
+        parts.append(f"[{event.holder}]")
+    return "  ".join(parts)
+
+
+def _cost(event: Event) -> str:
+    return "" if event.cost_usd is None else f", {event.cost_usd:.4f} USD"
+
+
+def call_name(plan: Plan, call: str) -> str:
+    """A call for people: `people`, `sections[3]`, `sections[close]`."""
+    number, dot, rest = call.partition(".")
+    name = plan.nodes[int(number)].name
+    return f"{name}[{'close' if rest == 'c' else rest}]" if dot else name
+
+
+_MOST_LINES = 40
+
+
+def explain(
+    run_id: RunArgument,
+    everything: Annotated[bool, typer.Option("--all", help="Explain every node, however many.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what each node of a run waits for.
+
+    Names the queue that no worker serves, the retry that is due and its error, the process that works on a
+    node or died, the producers that are not done. Of a finished run: how it ended.
+
+    \b
+    Example:
+      mosaic explain 0193d5c8-...
+    """
+    found = _explanations(run_id)
+    if as_json:
+        print_json({"run": run_id, "explanations": found})
+        return
+    shown = found if everything else found[:_MOST_LINES]
+    for explanation in shown:
+        typer.echo(str(explanation))
+    if len(found) > len(shown):
+        typer.echo(f"... and {len(found) - len(shown)} more nodes; see all with --all")
+
+
+def _explanations(run_id: str) -> list[Explanation]:
+    from mosaic_queues.liveness import live_processes
+    from mosaic_queues.sweeper import server_ms
+    from mosaic_tasks.app import app
+    from mosaic_tasks.client import get_run
+    from mosaic_tasks.explaining import explain as explained
+    from mosaic_tasks.process import process_for
+
+    run, process = get_run(run_id), process_for(app)
+    calls, processes = run.live_calls(), live_processes(process.client, process.ledger.keys)
+    now_ms, sweep_s = server_ms(process.client), process.settings.sweep_s
+    return explained(run.plan(), run.view(), calls, processes, now_ms=now_ms, sweep_s=sweep_s)
+
+
+def timeline(
+    run_id: RunArgument,
+    svg: Annotated[Path | None, typer.Option(metavar="PATH", help="Write an SVG file instead.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw when each node of a run waited and ran.
+
+    \b
+    Examples:
+      mosaic timeline 0193d5c8-...
+      mosaic timeline 0193d5c8-... --svg run.svg
+    """
+    from mosaic_tasks.client import get_run
+    from mosaic_tasks.timeline import draw_svg, draw_text
+    from mosaic_tasks.timeline import timeline as chart_of
+
+    run = get_run(run_id)
+    chart = chart_of(run.plan(), run.events(), now_ms=int(time.time() * 1000), run_id=run_id)
+    if svg is not None:
+        _write(svg, draw_svg(chart))
+    if as_json:
+        print_json(chart)
+    elif svg is not None:
+        typer.echo(f"timeline: {svg}", err=True)
+    else:
+        typer.echo(draw_text(chart, width=console().width, ascii_only=is_ascii_only()))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from error

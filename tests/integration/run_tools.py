@@ -1,0 +1,141 @@
+"""Tools of the workflows in these tests; workers import them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def one(**_anything: Any) -> int:
+    return 1
+
+
+def count(n: int) -> list[int]:
+    return list(range(n))
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def total(values: list[Any]) -> int:
+    return sum(value for value in values if value is not None)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def change(value: list[Any]) -> list[Any]:
+    value.append("changed")
+    return value
+
+
+def letters(n: int) -> Iterator[str]:
+    yield from "abcdefghij"[:n]
+
+
+async def later(x: int, pause_s: float = 0.05) -> int:
+    await asyncio.sleep(pause_s)
+    return x + 1
+
+
+async def drops(n: int) -> AsyncIterator[int]:
+    for number in range(n):
+        await asyncio.sleep(0)
+        yield number
+
+
+def pause(x: int, pause_s: float) -> int:
+    time.sleep(pause_s)
+    return x
+
+
+def pid(x: int, pause_s: float) -> int:
+    time.sleep(pause_s)
+    return os.getpid()
+
+
+def boom(x: Any = None) -> None:
+    raise ValueError(f"cannot do {x!r}")
+
+
+def boom_on(x: int, bad: int) -> int:
+    if x == bad:
+        raise ValueError(f"{x} is bad")
+    return x
+
+
+def boom_until(path: str, attempts: int) -> int:
+    """Fails until it was called so often; counts in a file."""
+    file = Path(path)
+    tried = len(file.read_text()) + 1 if file.exists() else 1
+    file.write_text("x" * tried)
+    if tried < attempts:
+        raise ConnectionError(f"attempt {tried} failed")
+    return tried
+
+
+def unserializable() -> Any:
+    return {"items": [1, {"lock": object()}]}
+
+
+def large(megabytes: int) -> bytes:
+    return os.urandom(1 << 20) * megabytes
+
+
+def size(data: bytes) -> int:
+    return len(data)
+
+
+def leave(code: int) -> None:
+    sys.exit(code)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(path: str) -> str:
+    """Kills its process the first time."""
+    if not Path(path).exists():
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def hang() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def hang_for_good() -> None:
+    """Resists being interrupted."""
+    while True:
+        try:
+            time.sleep(3600)
+        except BaseException:  # noqa: BLE001 - the point of it
+            continue
+
+
+def mark_and_pause(x: int, directory: str, pause_s: float) -> int:
+    """Leaves a file for each time that it ran."""
+    (Path(directory) / f"{x}-{time.monotonic_ns()}").touch()
+    time.sleep(pause_s)
+    return x
+
+
+def spin() -> None:
+    """Hangs in Python code, where any thread can be interrupted."""
+    while True:
+        time.sleep(0.01)

@@ -1,0 +1,256 @@
+"""The command on a real server with a worker that the command itself started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from mosaic_tasks.cli import application
+from mosaic_tasks.cli.exits import ExitCode
+from tests.services import Worker
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "mosaic_tasks.cli"]
+LEAVES_RUNS = pytest.mark.leaves("keys", reason="without a worker nobody sweeps the index of runs")
+
+WORKFLOW = """
+name: shout
+inputs:
+  count: {type: integer, default: 3}
+nodes:
+  letters: {tool: "cli_tools:letters", with: {count: "${inputs.count}"}}
+  loud:
+    for_each: "${letters}"
+    as: letter
+    tool: cli_tools:upper
+    with: {letter: "${letter}"}
+  word: {tool: "cli_tools:LAST", with: {parts: "${loud}"}}
+output: word
+"""
+
+Mosaic = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory as a user has it: workflows beside their tools."""
+    (tmp_path / "cli_tools.py").write_text((HERE / "cli_tools.py").read_text())
+    (tmp_path / "good.yaml").write_text(WORKFLOW.replace("LAST", "join"))
+    (tmp_path / "bad.yaml").write_text(WORKFLOW.replace("LAST", "broken"))
+    return tmp_path
+
+
+@pytest.fixture
+def environment(redis_url: str, place: Path) -> dict[str, str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("MOSAIC_REDIS")}
+    known.pop("PYTHONPATH", None)
+    return {
+        **known,
+        "MOSAIC_REDIS_URL": redis_url,
+        "MOSAIC_HOME": str(place / "home"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@pytest.fixture
+def mosaic(environment: dict[str, str], place: Path) -> Mosaic:
+    """Runs the command in the user's directory, to its end."""
+
+    def run(*arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            env={**environment, **changed},
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def worker(environment: dict[str, str], place: Path) -> Iterator[Worker]:
+    """`mosaic worker`."""
+    command: Sequence[str] = [*COMMAND, "worker", "--pool", "solo", "--name", "cli"]
+    started = Worker("cli", command, environment=environment, cwd=place)
+    try:
+        yield started.wait_ready()
+    finally:
+        started.stop()
+        print(started.log)
+
+
+def run_id_of(answer: subprocess.CompletedProcess[str]) -> str:
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+@LEAVES_RUNS
+def test_a_run_from_start_to_timeline(mosaic: Mosaic, worker: Worker, place: Path) -> None:
+    answer = mosaic("run", "good.yaml", "--input", "count=4")
+    assert (answer.returncode, answer.stdout) == (0, "ABCD\n"), answer.stderr
+    lines = answer.stderr.splitlines()
+    assert lines[-1].endswith("run done")
+    assert any("loud: done" in line for line in lines)
+
+    document = json.loads(mosaic("run", "good.yaml", "--json", "--output", "word.txt").stdout)
+    assert (document["status"], document["output"]) == ("done", "ABC")
+    assert (place / "word.txt").read_text() == "ABC\n"
+    run = document["run"]
+
+    assert mosaic("result", run).stdout == "ABC\n"
+    assert mosaic("explain", run).stdout.startswith("the run is done after ")
+    assert "was over already: done" in mosaic("cancel", run).stdout
+
+    nodes = json.loads(mosaic("status", run, "--json").stdout)["nodes"]
+    assert [(node["name"], node["state"], node["calls_done"]) for node in nodes] == [
+        ("letters", "done", 1),
+        ("loud", "done", 3),
+        ("word", "done", 1),
+    ]
+
+    events = [json.loads(line) for line in mosaic("events", run, "--json").stdout.splitlines()]
+    assert (events[0]["kind"], events[-1]["kind"]) == ("opened", "closed")
+    rest = mosaic("events", run, "--json", "--after", events[3]["id"], "--follow").stdout.splitlines()
+    assert [json.loads(line) for line in rest] == events[4:]
+
+    assert "loud x3" in mosaic("timeline", run).stdout
+    assert mosaic("timeline", run, "--svg", "run.svg").returncode == 0
+    ElementTree.parse(place / "run.svg")
+
+
+@LEAVES_RUNS
+def test_a_failed_run_names_node_and_cause(mosaic: Mosaic, worker: Worker) -> None:
+    answer = mosaic("run", "bad.yaml")
+    assert answer.returncode == ExitCode.FAILED
+    assert "node 'word': ToolError: ValueError: no such luck" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+    document = mosaic("run", "bad.yaml", "--json")
+    assert document.returncode == ExitCode.FAILED
+    told = json.loads(document.stdout)
+    assert (told["status"], told["output"]) == ("failed", None)
+    assert "'word'" in mosaic("explain", told["run"]).stdout
+    assert mosaic("result", told["run"]).returncode == ExitCode.FAILED
+
+
+@LEAVES_RUNS
+def test_a_run_without_worker_is_told_by_its_queue(mosaic: Mosaic) -> None:
+    answer = mosaic("run", "good.yaml")
+    assert answer.returncode == ExitCode.NO_WORKER
+    assert "start one with: mosaic worker --queues mosaic.cpu" in answer.stderr.splitlines()[-1]
+
+
+@LEAVES_RUNS
+def test_what_waits_can_be_looked_at_and_cancelled(mosaic: Mosaic) -> None:
+    run = run_id_of(mosaic("run", "good.yaml", "--no-wait", "--key", "monday"))
+    assert run_id_of(mosaic("run", "good.yaml", "--no-wait", "--key", "monday")) == run
+    assert run in mosaic("status").stdout
+    assert [record["run_id"] for record in json.loads(mosaic("status", "--json").stdout)] == [run]
+
+    explained = json.loads(mosaic("explain", run, "--json").stdout)["explanations"]
+    assert [explanation["node"] for explanation in explained] == ["letters", "loud", "word"]
+    assert "no worker serves; start one with: mosaic worker --queues mosaic.cpu" in explained[0]["text"]
+    assert explained[1]["text"] == "waits for 'letters' (ready)"
+
+    doctor = mosaic("doctor", "--json")
+    assert doctor.returncode == ExitCode.NO_WORKER
+    levels = {check["name"]: check["level"] for check in json.loads(doctor.stdout)["checks"]}
+    assert (levels["server"], levels["packages"], levels["workers"], levels["queues"]) == (
+        "ok",
+        "ok",
+        "warn",
+        "fail",
+    )
+
+    assert mosaic("result", run).returncode == ExitCode.TIMEOUT
+    assert mosaic("result", run, "--wait", "--timeout", "0.2").returncode == ExitCode.TIMEOUT
+    assert mosaic("cancel", run, "--reason", "enough").stdout == f"run {run} is cancelled\n"
+    result = mosaic("result", run)
+    assert (result.returncode, "enough" in result.stderr) == (ExitCode.CANCELLED, True)
+    assert mosaic("explain", run).stdout.endswith("enough\n")
+
+
+@LEAVES_RUNS
+def test_followed_events_end_with_the_run(mosaic: Mosaic, environment: dict[str, str], place: Path) -> None:
+    run = run_id_of(mosaic("run", "good.yaml", "--no-wait"))
+    command = [*COMMAND, "events", run, "--follow"]
+    with subprocess.Popen(command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert "opened" in follower.stdout.readline()
+        mosaic("cancel", run)
+        assert follower.stdout.read().splitlines()[-1].endswith("cancelled from the command line")
+    assert follower.returncode == 0
+
+
+@LEAVES_RUNS
+def test_an_interrupt_ends_the_watching_and_says_how_to_go_on(
+    mosaic: Mosaic, environment: dict[str, str], place: Path
+) -> None:
+    command = [*COMMAND, "run", "good.yaml"]
+    with subprocess.Popen(
+        command, env=environment, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watcher:
+        assert watcher.stderr is not None
+        assert "run " in watcher.stderr.readline()
+        watcher.send_signal(signal.SIGINT)
+        told = watcher.stderr.read()
+    assert watcher.returncode == ExitCode.INTERRUPTED
+    assert "goes on without this terminal" in told
+    assert "Traceback" not in told
+    run = told.partition("mosaic cancel ")[2].split()[0]
+    assert json.loads(mosaic("status", run, "--json").stdout)["run"]["status"] == "running"
+
+
+@LEAVES_RUNS
+def test_a_waiting_time_that_is_over_leaves_the_run_alone(mosaic: Mosaic) -> None:
+    answer = mosaic("run", "good.yaml", "--timeout", "0.2", "--json")
+    assert answer.returncode == ExitCode.TIMEOUT
+    assert json.loads(answer.stdout)["error"]["type"] == "WaitTimeout"
+    assert len(json.loads(mosaic("status", "--json").stdout)) == 1
+
+
+@pytest.mark.usefixtures("mosaic_process")
+@pytest.mark.parametrize("command", ["status", "events", "explain", "timeline", "result", "cancel"])
+def test_an_unknown_run_is_told_by_every_command(command: str) -> None:
+    answer = CliRunner().invoke(application, [command, "nope"])
+    assert answer.exit_code == ExitCode.UNKNOWN_RUN
+    assert answer.stderr.startswith("mosaic: no run 'nope'")
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("run", "good.yaml"), ("worker",), ("doctor",)])
+def test_a_server_that_does_not_answer_is_told_in_one_message(
+    mosaic: Mosaic, arguments: tuple[str, ...]
+) -> None:
+    answer = mosaic(*arguments, MOSAIC_REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert answer.returncode == ExitCode.SERVER
+    told = answer.stdout + answer.stderr
+    assert "127.0.0.1:1" in told
+    assert "Traceback" not in told
+    assert "secret" not in told
+
+
+def test_a_wrong_input_starts_nothing(mosaic: Mosaic) -> None:
+    answer = mosaic("run", "good.yaml", "--input", "count=many")
+    assert (answer.returncode, "'count'" in answer.stderr) == (ExitCode.USAGE, True)
+    assert json.loads(mosaic("status", "--json").stdout) == []
+
+
+def test_a_wrong_celery_option_is_told(mosaic: Mosaic) -> None:
+    answer = mosaic("worker", "--", "--no-such-option")
+    assert answer.returncode == ExitCode.USAGE
+    assert "--no-such-option" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,407 @@
+"""The command without a server: help, usage, messages, exit codes, and what it prints."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from made_runs import START_MS, Story, fanned_out, finished, opened, report_plan
+from redis.exceptions import ConnectionError as RedisConnectionError
+from rich.console import Console
+from typer.testing import CliRunner
+
+from mosaic_queues import errors
+from mosaic_queues.connection import ServerFacts
+from mosaic_queues.liveness import Process
+from mosaic_tasks.cli import application, checks, working
+from mosaic_tasks.cli.exits import ExitCode, told_errors
+from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
+from mosaic_tasks.cli.output import to_json
+from mosaic_tasks.cli.running import read_inputs
+from mosaic_tasks.cli.watching import event_line
+from mosaic_tasks.progress import Progress, project
+from mosaic_tasks.workflow import Workflow
+
+COMMANDS = [info.callback.__name__ for info in application.registered_commands if info.callback]
+SMALL = """
+name: small
+inputs:
+  repo: {type: string, default: "."}
+  count: {type: integer, default: 3}
+  names: {type: array, default: []}
+nodes:
+  first: {tool: "made_tools:anything", with: {names: "${inputs.names}"}}
+  last: {task: reports.last, with: {number: "${first}"}}
+output: last
+"""
+
+
+def mosaic(*arguments: str, **options: Any) -> Any:
+    return CliRunner().invoke(application, list(arguments), catch_exceptions=False, **options)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+# -- help and usage ----------------------------------------------------------------------------------------
+
+
+def test_help_documents_every_exit_code() -> None:
+    text = mosaic("--help").stdout
+    codes = {line.split()[0] for line in text.partition("Exit codes:")[2].splitlines()[1:10] if line.strip()}
+    assert {str(int(code)) for code in ExitCode} == codes & {str(number) for number in range(256)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_shows_an_example_and_json(command: str) -> None:
+    text = mosaic(command, "--help").stdout
+    assert f"mosaic {command}" in text.partition("Example")[2]
+    assert "--json" in text or command == "worker"
+
+
+def test_no_argument_shows_help() -> None:
+    assert "Commands:" in mosaic().output
+
+
+def test_version_is_printed() -> None:
+    assert mosaic("--version").stdout.startswith("mosaic-tasks ")
+
+
+def test_a_wrong_command_is_answered_with_the_nearest_one() -> None:
+    answer = mosaic("explane")
+    assert answer.exit_code == ExitCode.USAGE
+    assert "'explain'" in answer.stderr
+
+
+def test_the_command_loads_nothing_heavy_until_it_needs_it() -> None:
+    heavy = {"celery", "redis", "jinja2", "pydantic", "rich", "openai"}
+    code = f"import sys, mosaic_tasks.cli; print(sorted({heavy!r} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+# -- workflow files ----------------------------------------------------------------------------------------
+
+
+def test_a_right_file_is_told_with_its_size(small: Path) -> None:
+    answer = mosaic("validate", str(small))
+    assert (answer.exit_code, "right: workflow 'small', 2 nodes" in answer.stdout) == (0, True)
+    told = json.loads(mosaic("validate", str(small), "--json").stdout)
+    assert (told["nodes"], told["output"]) == (["first", "last"], "last")
+
+
+@pytest.mark.parametrize("text", ["name: [", "name: x", "- 1", "", SMALL.replace("${first}", "${frist}")])
+def test_a_wrong_file_is_told_without_traceback(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    answer = mosaic("validate", str(path))
+    assert answer.exit_code == ExitCode.USAGE
+    assert answer.stderr.startswith(f"{path}:")
+    assert "Traceback" not in answer.output
+
+
+def test_a_missing_file_is_told_by_its_name(tmp_path: Path) -> None:
+    answer = mosaic("run", str(tmp_path / "none.yaml"))
+    assert answer.exit_code == ExitCode.USAGE
+    assert "none.yaml" in answer.stderr
+
+
+def test_with_json_an_error_is_a_document(tmp_path: Path) -> None:
+    answer = mosaic("validate", str(tmp_path / "none.yaml"), "--json")
+    assert json.loads(answer.stdout)["error"]["type"] == "DefinitionError"
+    assert json.loads(answer.stdout)["exit_code"] == answer.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(("form", "words"), [("text", "first"), ("mermaid", "flowchart")])
+def test_a_graph_is_drawn_in_each_form(small: Path, form: str, words: str) -> None:
+    assert words in mosaic("graph", str(small), "--format", form).stdout
+
+
+def test_a_graph_as_json_has_nodes_and_edges(small: Path) -> None:
+    assert json.loads(mosaic("graph", str(small), "--json").stdout)["edges"] == [
+        {"from": "first", "to": "last"}
+    ]
+
+
+def test_the_schema_of_files_is_printed() -> None:
+    assert "nodes" in json.loads(mosaic("schema").stdout)["properties"]
+
+
+# -- inputs ------------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_read_by_their_declared_type(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text('["a", "b"]')
+    pairs = ["repo=12", "count=12", f"names=@{tmp_path / 'names.json'}"]
+    assert read_inputs(Workflow.from_yaml(SMALL), pairs) == {"repo": "12", "count": 12, "names": ["a", "b"]}
+
+
+def test_an_input_may_contain_equals_signs() -> None:
+    assert read_inputs(Workflow.from_yaml(SMALL), ["repo=a=b"]) == {"repo": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["repo"], "write --input NAME=VALUE"),
+        (["=1"], "write --input NAME=VALUE"),
+        (["repo=1", "repo=2"], "given twice"),
+        (["names=@none.json"], "cannot read 'none.json'"),
+        (["count=many"], "'count'"),
+    ],
+)
+def test_a_wrong_input_is_told(pairs: list[str], words: str) -> None:
+    with pytest.raises(errors.InputError, match=words):
+        read_inputs(Workflow.from_yaml(SMALL), pairs)
+
+
+def test_a_file_that_is_no_json_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    path.write_text("[1,")
+    with pytest.raises(errors.InputError, match="is no JSON"):
+        read_inputs(Workflow.from_yaml(SMALL), [f"names=@{path}"])
+
+
+# -- exit codes and messages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.RunFailed("no"), 1),
+        (errors.DefinitionError(["no"]), 2),
+        (errors.InputError("no"), 2),
+        (errors.ConfigurationError("no"), 2),
+        (errors.UnknownRun("no"), 3),
+        (errors.ServerStartError("no"), 4),
+        (RedisConnectionError("no"), 4),
+        (errors.NoWorker(["q"], run_id="r"), 5),
+        (errors.RunCancelled("no"), 6),
+        (errors.WaitTimeout("no"), 7),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
+    with pytest.raises(typer.Exit) as raised, told_errors(debug=False, as_json=False):
+        raise error
+    assert raised.value.exit_code == code
+
+
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError), told_errors(debug=False, as_json=False):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_a_traceback_is_shown_when_asked_for(tmp_path: Path, way: str) -> None:
+    arguments = ["validate", str(tmp_path / "none.yaml")]
+    if way == "option":
+        answer = mosaic("--debug", *arguments)
+    else:
+        answer = mosaic(*arguments, env={"MOSAIC_DEBUG": "1"})
+    assert "Traceback" in answer.stderr
+
+
+# -- worker ------------------------------------------------------------------------------------------------
+
+
+def test_the_worker_is_celerys_with_task_events() -> None:
+    words = working.worker_arguments(
+        queues=["a", " b "], concurrency=3, pool="threads", name="w", log_level="info", more=["--purge"]
+    )
+    assert words[:2] == ["worker", "--task-events"]
+    assert words[words.index("--queues") + 1] == "a,b"
+    assert words[words.index("--hostname") + 1] == "w@%h"
+    assert words[words.index("--concurrency") + 1] == "3"
+    assert words[-1] == "--purge"
+
+
+@pytest.mark.parametrize(
+    ("model", "queues"),
+    [
+        (None, ["mosaic.cpu"]),
+        ("extractive", ["mosaic.cpu"]),
+        ("openai:m", ["mosaic.cpu", "mosaic.api.openai"]),
+    ],
+)
+def test_a_worker_serves_by_default_what_a_first_run_needs(model: str | None, queues: list[str]) -> None:
+    assert working.default_queues(model) == queues
+
+
+# -- doctor ------------------------------------------------------------------------------------------------
+
+
+def facts(**changed: Any) -> ServerFacts:
+    known: dict[str, Any] = {
+        "version": (7, 2, 4),
+        "flavour": "valkey",
+        "flavour_version": "9.1.2",
+        "mode": "standalone",
+        "maxmemory_policy": "noeviction",
+        "maxmemory_bytes": 0,
+        "used_memory_bytes": 1,
+        "aof_enabled": True,
+        "clock_skew_ms": 1.0,
+        "round_trip_ms": 0.1,
+    }
+    return ServerFacts(**{**known, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "level"),
+    [
+        ({"version": (6, 0, 9)}, "server", "fail"),
+        ({"maxmemory_policy": "allkeys-lru"}, "eviction", "warn"),
+        ({"maxmemory_policy": "allkeys-lru", "maxmemory_bytes": 1}, "eviction", "fail"),
+        ({"aof_enabled": False}, "persistence", "warn"),
+        ({"clock_skew_ms": -5_000.0}, "clock", "warn"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_told_with_advice(
+    changed: dict[str, Any], name: str, level: str
+) -> None:
+    found = checks.check_server(facts(**changed), "redis://here")
+    [wrong] = [check for check in found if check.level != "ok"]
+    assert (wrong.name, wrong.level, bool(wrong.advice)) == (name, level, True)
+    assert checks.worst(found) == level
+
+
+def test_nothing_is_wrong_with_a_right_server() -> None:
+    assert checks.worst(checks.check_server(facts(), "redis://here")) == "ok"
+
+
+def test_wrong_packages_are_named() -> None:
+    installed = {"celery": "5.6.2", "redis": "8.1.0"}
+    needed = ["celery>=5.7,<6", "redis>=6.4", "rich>=14", 'flower>=2; extra == "flower"']
+    check = checks.check_packages(needed, installed.get)
+    assert check.level == "fail"
+    assert check.text == "celery 5.6.2 (needed: <6,>=5.7); rich is missing (needed: >=14)"
+    assert checks.check_packages(needed[1:2], installed.get).text == "redis 8.1.0"
+
+
+def test_queues_without_worker_are_named_with_the_command_that_helps() -> None:
+    worker = Process(name="h/1/a", host="h", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=1)
+    [check] = checks.check_queues({"mosaic.cpu": 2, "mosaic.gpu": 1}, [worker])
+    assert check.level == "fail"
+    assert check.text == "no worker serves 'mosaic.gpu', where 1 call of unfinished runs waits"
+    assert check.advice.endswith("mosaic worker --queues mosaic.gpu")
+    assert checks.check_queues({}, [])[0].level == "ok"
+    assert checks.check_queues({"mosaic.cpu": 1}, [worker])[0].level == "ok"
+
+
+def test_workers_are_counted() -> None:
+    child = Process(name="h/2/b", host="h", pid=2, started_ms=0)
+    assert checks.check_workers([child]).level == "warn"
+    worker = Process(name="h/1/a", host="h", pid=1, started_ms=0, queues=("q",), slots=1)
+    assert checks.check_workers([worker, child]).text == "1 worker: h/1 (q)"
+
+
+@pytest.mark.parametrize(("free", "level"), [(1 << 40, "ok"), (1 << 29, "warn"), (1 << 20, "fail")])
+def test_little_space_is_told(free: int, level: str) -> None:
+    assert checks.check_space("here", free).level == level
+
+
+# -- what is printed ---------------------------------------------------------------------------------------
+
+
+def test_json_has_named_fields_and_takes_bytes() -> None:
+    event = opened().events[0]
+    assert json.loads(to_json({"event": event, "data": b"ab"}))["event"]["kind"] == "opened"
+    assert "\n" not in to_json([1, {"a": [2]}], indent=0)
+
+
+def test_an_event_is_told_by_the_names_of_its_nodes() -> None:
+    plan = report_plan()
+    lines = [event_line(plan, event, START_MS) for event in finished().events]
+    assert any(
+        "ready" in line and "sections[0], sections[1] and sections[2]  in queue mosaic.cpu" in line
+        for line in lines
+    )
+    assert any("sections[1]  in 100 ms, after: ToolError: no" in line for line in lines)
+    assert any("sections[close]" in line for line in lines)
+    assert any("sections  into 3" in line for line in lines)
+    assert lines[-1].split() == ["400", "ms", "closed", "done"]
+
+
+def test_usage_is_told_in_tokens_and_money() -> None:
+    [event] = Story().tell(5, "usage", "0", detail="openai:m", tokens=(9, 2), cost_usd=0.25).events  # type: ignore[arg-type]
+    assert "commits  openai:m: 9 tokens in, 2 out, 0.2500 USD" in event_line(report_plan(), event, START_MS)
+
+
+def shown(story: Story) -> list[str]:
+    console = Console(file=io.StringIO(), width=200, markup=False, highlight=False)
+    with Lines(report_plan(), "r", console) as lines:
+        for event in story.events:
+            lines.show(event)
+    assert isinstance(console.file, io.StringIO)
+    return [line.strip() for line in console.file.getvalue().splitlines()]
+
+
+def test_without_a_terminal_each_change_is_a_line() -> None:
+    lines = shown(finished())
+    assert lines[0] == "0 ms  run r of weekly-report"
+    assert "10 ms  commits: done after 5 ms" in lines
+    assert "60 ms  sections: 1/3" in lines
+    assert "70 ms  sections: next attempt in 100 ms, after: ToolError: no" in lines
+    assert "120 ms  sections: process host/2/b died, its work is taken over" in lines
+    assert lines[-1] == "400 ms  run done"
+
+
+def test_a_large_fan_out_takes_ten_lines() -> None:
+    story = fanned_out(1000)
+    for item in range(1000):
+        story.run(f"2.{item}", 40 + item, 41 + item)
+    assert sum("/1000" in line for line in shown(story)) == 10
+
+
+def test_a_failed_run_shows_its_error_once() -> None:
+    story = opened().tell(5, "claimed", "0").tell(9, "failed", "0", detail="ToolError: no")
+    lines = shown(story.tell(9, "closed", detail="failed: ToolError: no"))
+    assert lines[-2:] == [
+        "9 ms  commits: failed after 4 ms (ToolError: no)",
+        "9 ms  run failed: ToolError: no",
+    ]
+
+
+def test_a_terminal_gets_a_table_that_ends_as_the_run_ended() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=20, legacy_windows=False)
+    with display(report_plan(), "r", console) as board:
+        assert isinstance(board, Board)
+        for event in finished().events:
+            board.show(event)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "sections" in text
+    assert "3/3" in text
+    assert "weekly-report r: done, 400 ms: 5 done" in text
+
+
+def test_what_runs_and_failed_is_shown_where_not_all_fits() -> None:
+    story = opened().run("0", 1, 2).tell(3, "claimed", "1", holder="h")
+    nodes = project(report_plan(), story.events).nodes
+    assert [found.name for found in chosen(nodes, 2)] == ["people", "tickets"]
+    assert len(chosen(nodes, 99)) == 5
+
+
+def test_no_line_of_the_table_is_wider_than_the_terminal() -> None:
+    progress = Progress(report_plan(), run_id="r" * 36)
+    story = opened().tell(5, "claimed", "0").tell(9, "retry", "0", detail="e" * 500, pause_ms=10)
+    for event in story.events:
+        progress.apply(event)
+    console = Console(file=io.StringIO(), width=60)
+    console.print(render(progress, progress.view().nodes, START_MS + 10, 20))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 60
+    assert any("commits" in line for line in lines)

@@ -1,0 +1,63 @@
+"""Graphs as pictures."""
+
+from __future__ import annotations
+
+import pytest
+
+from mosaic_queues.errors import DefinitionError
+from mosaic_tasks.drawing import mermaid, text
+from mosaic_tasks.workflow import Workflow
+
+WORKFLOW = Workflow.from_yaml(
+    """
+name: w
+description: reads and tells
+nodes:
+  tell:
+    agent: {prompt: "{{ line }}", model: "openai:m"}
+    for_each: "${read.lines}"
+    as: line
+    when: 'read.n > "1"'
+  read: {tool: "made_tools:anything"}
+  all: {task: "x<y>", with: {x: "${tell}"}, after: [read]}
+output: all
+"""
+)
+
+
+def test_text_shows_layers() -> None:
+    assert text(WORKFLOW) == (
+        "w: reads and tells\n"
+        "   1  read  tool made_tools:anything\n"
+        '   2  tell  agent openai:m  for each line of read.lines  when read.n > "1"  <- read\n'
+        "   3  all   task x<y>  <- tell, read  => output\n"
+    )
+
+
+def test_mermaid_shows_kinds_edges_and_the_output() -> None:
+    assert mermaid(WORKFLOW).splitlines() == [
+        "flowchart TD",
+        '    n0(["<b>tell</b><br/>agent openai:m<br/>for each of read.lines<br/>'
+        'when read.n #62; #34;1#34;"])',
+        '    n1["<b>read</b><br/>tool made_tools:anything"]',
+        '    n2[["<b>all</b><br/>task x#60;y#62;"]]',
+        "    n1 --> n0",
+        "    n0 --> n2",
+        "    n1 -.-> n2",
+        "    style n2 stroke-width:3px",
+    ]
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
+    workflow = Workflow.from_yaml('name: w\nnodes: {a: {task: "x\\e[31m"}}\noutput: a')
+    assert "\x1b" not in text(workflow) + mermaid(workflow)
+
+
+def test_a_wrong_workflow_is_not_drawn() -> None:
+    workflow = Workflow.from_yaml("name: w\nnodes: {a: {task: t, after: [a]}}\noutput: a")
+    with pytest.raises(DefinitionError, match="a -> a"):
+        text(workflow)
+
+
+def test_tools_need_not_be_there_to_draw() -> None:
+    assert "absent:x" in text(Workflow.from_yaml("name: w\nnodes: {a: {tool: 'absent:x'}}\noutput: a"))

@@ -1,0 +1,141 @@
+"""What people install: the wheel, its version, the lock file, and the files that start it all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = {"mosaic_queues", "mosaic_routing", "mosaic_tasks"}
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    builder = WheelBuilder(str(ROOT))
+    (path,) = builder.build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def metadata_of(wheel: zipfile.ZipFile, name: str) -> str:
+    return wheel.read(f"mosaic_tasks-{PROJECT['project']['version']}.dist-info/{name}").decode()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [line.partition("==") for line in lines if not line.startswith("#")]
+    return {name: version for name, _, version in pinned}
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    return dict(found["services"])
+
+
+def test_the_wheel_brings_three_packages_and_no_other_top_level_name(wheel: zipfile.ZipFile) -> None:
+    names = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == PACKAGES
+
+
+def test_the_wheel_brings_every_source_file_script_and_type_marker(wheel: zipfile.ZipFile) -> None:
+    folders = [Path(package) for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    expected = {
+        str(path.relative_to(ROOT / folder.parent))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".lua", ".typed"}
+    }
+    assert expected >= {f"{package}/py.typed" for package in PACKAGES}
+    assert "mosaic_queues/lua/advance.lua" in expected
+    assert expected <= set(wheel.namelist())
+
+
+def test_the_wheel_brings_the_command_the_result_backend_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    entry_points = metadata_of(wheel, "entry_points.txt")
+    assert "mosaic = mosaic_tasks.cli:main" in entry_points
+    assert "mosaic = mosaic_queues.backend:LedgerBackend" in entry_points
+    assert metadata_of(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_same_everywhere(wheel: zipfile.ZipFile) -> None:
+    version = PROJECT["project"]["version"]
+    assert f"\nVersion: {version}\n" in metadata_of(wheel, "METADATA")
+    assert importlib.metadata.version("mosaic-tasks") == version, "run `make dev` again"
+
+
+def test_the_source_distribution_brings_no_environment_and_no_cache(tmp_path: Path) -> None:
+    files = [file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()]
+    assert "LICENSE" in files
+    assert not [file for file in files if "__pycache__" in file or file.startswith(".venv")]
+
+
+def test_the_lock_holds_exact_versions_and_nothing_else() -> None:
+    for line in (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.!+]+", line), line
+
+
+def test_the_lock_satisfies_all_that_the_project_declares() -> None:
+    project = PROJECT["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    groups += [*PROJECT["dependency-groups"].values(), PROJECT["build-system"]["requires"]]
+    versions = pins()
+    for requirement in (Requirement(text) for group in groups for text in group):
+        version = versions.get(canonicalize_name(requirement.name), "nothing")
+        met = version != "nothing" and version in requirement.specifier
+        assert met, f"{requirement} is not met by {version!r}: run `make lock`"
+
+
+def test_the_environment_is_that_of_the_lock() -> None:
+    versions = pins()
+    for name, version in versions.items():
+        with_version = [
+            found.version
+            for found in importlib.metadata.distributions(name=name)
+            if canonicalize_name(found.name) == name
+        ]
+        assert with_version in ([], [version]), f"{name} is {with_version}, the lock says {version}"
+
+
+def test_the_procfile_starts_two_workers_that_share_their_queues() -> None:
+    lines = (ROOT / "Procfile").read_text(encoding="utf-8").splitlines()
+    commands = [command for _, _, command in (line.partition(": ") for line in lines)]
+    assert commands == ["mosaic worker --queues mosaic.cpu,mosaic.api.openai"] * 2
+
+
+def test_the_compose_file_names_commands_and_services_that_exist() -> None:
+    scripts = {script.name for script in importlib.metadata.entry_points(group="console_scripts")}
+    for name, service in services().items():
+        assert set(service.get("depends_on", {})) <= services().keys(), name
+        if "build" in service:
+            assert service["entrypoint"][0] in scripts, name
+    assert len([name for name in services() if name.startswith("worker")]) == 2
+
+
+def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
+    ports = [port for service in services().values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_the_image_is_built_from_the_lock_and_runs_without_root() -> None:
+    lines = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(lines)
+    assert "requirements/lock.txt" in text
+    assert text.count("\nFROM ") + text.startswith("FROM ") == 2
+    assert [line for line in lines if line.startswith("USER ")] == ["USER mosaic"]
+    assert '"mosaic", "doctor", "--json"' in text
+    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        assert all((ROOT / path).exists() for path in source.split()), source
