@@ -576,13 +576,71 @@ def reads_of(source: str, *, expression: bool = False) -> Reads:
         TemplateProblem: it cannot be used.
     """
     tree = _parsed(source, expression=expression)
-    read: set[str] = set()
-    made: set[str] = set()
-    for name in tree.find_all(nodes.Name):
-        (read if name.ctx == "load" else made).add(name.name)
-    outside = meta.find_undeclared_variables(tree) if read & made else read
-    names = frozenset(outside) - GLOBAL_NAMES
-    return Reads(names, frozenset(path for path in _paths(tree) if path[0] in names - made))
+    found = _Found(tree)
+    names = (meta.find_undeclared_variables(tree) if found.assigns else found.read) - GLOBAL_NAMES
+    return Reads(frozenset(names), frozenset(path for path in found.paths() if path[0] in names - found.made))
+
+
+class _Found:
+    """Names and chains of keys in a tree, in one walk.
+
+    Attributes:
+        read: names that are read where no loop makes them.
+        made: names that loops and assignments make.
+        assigns: whether names are made otherwise than by loops, so that `read` is too much.
+    """
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self.read: set[str] = set()
+        self.made: set[str] = set()
+        self.assigns = False
+        self._chains: list[nodes.Getattr | nodes.Getitem] = []
+        self._methods: set[int] = set()
+        waiting: list[tuple[nodes.Node, frozenset[str]]] = [(tree, frozenset())]
+        while waiting:
+            node, bound = waiting.pop()
+            if isinstance(node, nodes.For):
+                waiting += self._parts_of_loop(node, bound)
+                continue
+            self._note(node, bound)
+            waiting += [(part, bound) for part in node.iter_child_nodes()]
+
+    def _parts_of_loop(
+        self, node: nodes.For, bound: frozenset[str]
+    ) -> Iterator[tuple[nodes.Node, frozenset[str]]]:
+        targets = [part.name for part in _descendants(node.target) if isinstance(part, nodes.Name)]
+        self.made.update(targets)
+        inside = bound | set(targets)
+        yield from ((part, inside) for part in node.body)
+        yield from ((part, bound) for part in (node.iter, *node.else_))
+        if node.test is not None:
+            yield node.test, inside
+
+    def _note(self, node: nodes.Node, bound: frozenset[str]) -> None:
+        if isinstance(node, nodes.Name):
+            if node.ctx != "load":
+                self.made.add(node.name)
+                self.assigns = True
+            elif node.name not in bound:
+                self.read.add(node.name)
+        elif isinstance(node, (nodes.Getattr, nodes.Getitem)):
+            self._chains.append(node)
+        elif isinstance(node, nodes.Call):
+            self._methods.add(id(node.node))
+
+    def paths(self) -> Iterator[tuple[str, ...]]:
+        """Chains of keys that begin with a name; methods that are called are no keys."""
+        for node in self._chains:
+            steps: list[str] = []
+            inner: nodes.Node = node
+            while isinstance(inner, (nodes.Getattr, nodes.Getitem)) and id(inner) not in self._methods:
+                step = _attribute(inner)
+                if step is None:
+                    break
+                steps.append(step)
+                inner = inner.node
+            if isinstance(inner, nodes.Name) and steps:
+                yield (inner.name, *reversed(steps))
 
 
 def names_in(source: str) -> frozenset[str]:
@@ -601,22 +659,6 @@ def names_in_expression(source: str) -> frozenset[str]:
         TemplateProblem: the expression cannot be used.
     """
     return reads_of(source, expression=True).names
-
-
-def _paths(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
-    """Chains of keys that begin with a name; methods that are called are no keys."""
-    methods = {id(call.node) for call in tree.find_all(nodes.Call)}
-    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        steps: list[str] = []
-        inner: nodes.Node = node
-        while isinstance(inner, (nodes.Getattr, nodes.Getitem)) and id(inner) not in methods:
-            step = _attribute(inner)
-            if step is None:
-                break
-            steps.append(step)
-            inner = inner.node
-        if isinstance(inner, nodes.Name) and steps:
-            yield (inner.name, *reversed(steps))
 
 
 @lru_cache(maxsize=1024)

@@ -87,7 +87,8 @@ def _follow(run: Run, shown: Display) -> None:
 
 def display(plan: Plan, run_id: str, console: Console) -> Display:
     """The display that suits a console."""
-    return Board(plan, run_id, console) if console.is_terminal else Lines(plan, run_id, console)
+    can_redraw = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    return (Board if can_redraw else Lines)(plan, run_id, console)
 
 
 class Board:

@@ -11,7 +11,7 @@ import typer
 
 from mosaic_queues.errors import InputError, RunCancelled, RunFailed, WaitTimeout
 from mosaic_tasks.cli.exits import ExitCode
-from mosaic_tasks.cli.options import FileArgument, JsonOption, RunArgument, TimeoutOption
+from mosaic_tasks.cli.options import FileArgument, JsonOption, PatienceOption, RunArgument, TimeoutOption
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def run(
         str | None, typer.Option(help="Idempotency key: the same key gives the same run, started once.")
     ] = None,
     timeout_s: TimeoutOption = None,
+    patience_s: PatienceOption = 5.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the output to this file.")
     ] = None,
@@ -60,7 +61,7 @@ def run(
     if not wait:
         _say_started(started, as_json=as_json)
         return
-    record = _watched(started, timeout_s, quiet=as_json)
+    record = _watched(started, timeout_s, patience_s, quiet=as_json)
     _conclude(started, record, output, as_json=as_json)
 
 
@@ -102,13 +103,13 @@ def _say_started(started: Run, *, as_json: bool) -> None:
     typer.echo(f"watch it: mosaic events {started.id} --follow", err=True)
 
 
-def _watched(started: Run, timeout_s: float | None, *, quiet: bool) -> RunRecord:
+def _watched(started: Run, timeout_s: float | None, patience_s: float, *, quiet: bool) -> RunRecord:
     from mosaic_tasks.cli.live import watch
 
     try:
-        return (
-            started.wait(timeout_s) if quiet else watch(started, console(to_stderr=True), timeout_s=timeout_s)
-        )
+        if quiet:
+            return started.wait(timeout_s, no_worker_s=patience_s)
+        return watch(started, console(to_stderr=True), timeout_s=timeout_s, no_worker_s=patience_s)
     except KeyboardInterrupt:
         typer.echo(
             f"\nrun {started.id} goes on without this terminal\n"
@@ -124,6 +125,7 @@ def result(
     run_id: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
     timeout_s: TimeoutOption = None,
+    patience_s: PatienceOption = 5.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the output to this file.")
     ] = None,
@@ -141,7 +143,7 @@ def result(
     from mosaic_tasks.client import get_run
 
     found = get_run(run_id)
-    record = found.wait(timeout_s) if wait else found.record()
+    record = found.wait(timeout_s, no_worker_s=patience_s) if wait else found.record()
     if record.status == "running":
         raise WaitTimeout(f"run {run_id} is not over; wait for it with: mosaic result {run_id} --wait")
     _conclude(found, record, output, as_json=as_json)

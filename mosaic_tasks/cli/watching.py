@@ -80,6 +80,10 @@ def _show_run(run: Run, *, as_json: bool) -> None:
             node.error,
         )
     console().print(rows)
+    sent, received = (sum(node.tokens[side] for node in view.nodes) for side in (0, 1))
+    if sent or received:
+        cost = sum(node.cost_usd for node in view.nodes)
+        typer.echo(f"engines: {sent} tokens in, {received} out, {cost:.4f} USD where the price is known")
 
 
 def events(

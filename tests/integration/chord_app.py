@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery, Task, chord, group
 from celery.signals import before_task_publish
+from kombu import pools
 
 BLOCKED_S = 60
 
@@ -39,6 +40,8 @@ def client_of(broker: str, backend: str, label: str) -> Iterator[Celery]:
     yield app
     gc.collect()
     app.backend.result_consumer.stop()
+    app.backend.client.connection_pool.disconnect()
+    pools.reset()
     app.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 from celery import Celery, chain, chord
 from celery.exceptions import ChordError
+from celery.exceptions import TimeoutError as NotInTime
 from celery.result import AsyncResult
 from redis import Redis
 
@@ -106,7 +107,7 @@ def compare(stock: AsyncResult, ours: AsyncResult) -> tuple[Any, Any]:
     result = ours.get(timeout=WAIT_S, propagate=False)
     try:
         other = stock.get(timeout=time.monotonic() - started + 0.5, propagate=False)
-    except TimeoutError:
+    except NotInTime:
         other = None
     return other, result
 

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from mosaic_queues.settings import Settings
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from tests.services import Worker
@@ -82,6 +83,18 @@ def mosaic(environment: dict[str, str], place: Path) -> Mosaic:
 
 
 @pytest.fixture
+def here(mosaic_process: Settings, place: Path, monkeypatch: pytest.MonkeyPatch) -> Mosaic:
+    """Runs the command inside this process: the same code without the second that a new process takes."""
+    monkeypatch.chdir(place)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        answer = CliRunner().invoke(application, list(arguments), catch_exceptions=False)
+        return subprocess.CompletedProcess(arguments, answer.exit_code, answer.stdout, answer.stderr)
+
+    return run
+
+
+@pytest.fixture
 def worker(environment: dict[str, str], place: Path) -> Iterator[Worker]:
     """`mosaic worker`."""
     command: Sequence[str] = [*COMMAND, "worker", "--pool", "solo", "--name", "cli"]
@@ -99,74 +112,74 @@ def run_id_of(answer: subprocess.CompletedProcess[str]) -> str:
 
 
 @LEAVES_RUNS
-def test_a_run_from_start_to_timeline(mosaic: Mosaic, worker: Worker, place: Path) -> None:
+def test_a_run_from_start_to_timeline(mosaic: Mosaic, here: Mosaic, worker: Worker, place: Path) -> None:
     answer = mosaic("run", "good.yaml", "--input", "count=4")
     assert (answer.returncode, answer.stdout) == (0, "ABCD\n"), answer.stderr
     lines = answer.stderr.splitlines()
     assert lines[-1].endswith("run done")
     assert any("loud: done" in line for line in lines)
 
-    document = json.loads(mosaic("run", "good.yaml", "--json", "--output", "word.txt").stdout)
+    document = json.loads(here("run", "good.yaml", "--json", "--output", "word.txt").stdout)
     assert (document["status"], document["output"]) == ("done", "ABC")
     assert (place / "word.txt").read_text() == "ABC\n"
     run = document["run"]
 
-    assert mosaic("result", run).stdout == "ABC\n"
-    assert mosaic("explain", run).stdout.startswith("the run is done after ")
-    assert "was over already: done" in mosaic("cancel", run).stdout
+    assert here("result", run).stdout == "ABC\n"
+    assert here("explain", run).stdout.startswith("the run is done after ")
+    assert "was over already: done" in here("cancel", run).stdout
 
-    nodes = json.loads(mosaic("status", run, "--json").stdout)["nodes"]
+    nodes = json.loads(here("status", run, "--json").stdout)["nodes"]
     assert [(node["name"], node["state"], node["calls_done"]) for node in nodes] == [
         ("letters", "done", 1),
         ("loud", "done", 3),
         ("word", "done", 1),
     ]
 
-    events = [json.loads(line) for line in mosaic("events", run, "--json").stdout.splitlines()]
+    events = [json.loads(line) for line in here("events", run, "--json").stdout.splitlines()]
     assert (events[0]["kind"], events[-1]["kind"]) == ("opened", "closed")
-    rest = mosaic("events", run, "--json", "--after", events[3]["id"], "--follow").stdout.splitlines()
+    rest = here("events", run, "--json", "--after", events[3]["id"]).stdout.splitlines()
     assert [json.loads(line) for line in rest] == events[4:]
 
-    assert "loud x3" in mosaic("timeline", run).stdout
-    assert mosaic("timeline", run, "--svg", "run.svg").returncode == 0
+    assert "loud x3" in here("timeline", run).stdout
+    assert here("timeline", run, "--svg", "run.svg").returncode == 0
     ElementTree.parse(place / "run.svg")
 
 
 @LEAVES_RUNS
-def test_a_failed_run_names_node_and_cause(mosaic: Mosaic, worker: Worker) -> None:
-    answer = mosaic("run", "bad.yaml")
+def test_a_failed_run_names_node_and_cause(here: Mosaic, worker: Worker) -> None:
+    answer = here("run", "bad.yaml")
     assert answer.returncode == ExitCode.FAILED
     assert "node 'word': ToolError: ValueError: no such luck" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""
-    document = mosaic("run", "bad.yaml", "--json")
+    document = here("run", "bad.yaml", "--json")
     assert document.returncode == ExitCode.FAILED
     told = json.loads(document.stdout)
     assert (told["status"], told["output"]) == ("failed", None)
-    assert "'word'" in mosaic("explain", told["run"]).stdout
-    assert mosaic("result", told["run"]).returncode == ExitCode.FAILED
+    assert "'word'" in here("explain", told["run"]).stdout
+    assert here("result", told["run"]).returncode == ExitCode.FAILED
 
 
 @LEAVES_RUNS
 def test_a_run_without_worker_is_told_by_its_queue(mosaic: Mosaic) -> None:
-    answer = mosaic("run", "good.yaml")
+    answer = mosaic("run", "good.yaml", "--patience", "0.2")
     assert answer.returncode == ExitCode.NO_WORKER
     assert "start one with: mosaic worker --queues mosaic.cpu" in answer.stderr.splitlines()[-1]
 
 
 @LEAVES_RUNS
-def test_what_waits_can_be_looked_at_and_cancelled(mosaic: Mosaic) -> None:
-    run = run_id_of(mosaic("run", "good.yaml", "--no-wait", "--key", "monday"))
-    assert run_id_of(mosaic("run", "good.yaml", "--no-wait", "--key", "monday")) == run
-    assert run in mosaic("status").stdout
-    assert [record["run_id"] for record in json.loads(mosaic("status", "--json").stdout)] == [run]
+def test_what_waits_can_be_looked_at_and_cancelled(here: Mosaic) -> None:
+    run = run_id_of(here("run", "good.yaml", "--no-wait", "--key", "monday"))
+    assert run_id_of(here("run", "good.yaml", "--no-wait", "--key", "monday")) == run
+    assert run in here("status").stdout
+    assert [record["run_id"] for record in json.loads(here("status", "--json").stdout)] == [run]
 
-    explained = json.loads(mosaic("explain", run, "--json").stdout)["explanations"]
+    explained = json.loads(here("explain", run, "--json").stdout)["explanations"]
     assert [explanation["node"] for explanation in explained] == ["letters", "loud", "word"]
     assert "no worker serves; start one with: mosaic worker --queues mosaic.cpu" in explained[0]["text"]
     assert explained[1]["text"] == "waits for 'letters' (ready)"
 
-    doctor = mosaic("doctor", "--json")
+    doctor = here("doctor", "--json")
     assert doctor.returncode == ExitCode.NO_WORKER
     levels = {check["name"]: check["level"] for check in json.loads(doctor.stdout)["checks"]}
     assert (levels["server"], levels["packages"], levels["workers"], levels["queues"]) == (
@@ -176,29 +189,38 @@ def test_what_waits_can_be_looked_at_and_cancelled(mosaic: Mosaic) -> None:
         "fail",
     )
 
-    assert mosaic("result", run).returncode == ExitCode.TIMEOUT
-    assert mosaic("result", run, "--wait", "--timeout", "0.2").returncode == ExitCode.TIMEOUT
-    assert mosaic("cancel", run, "--reason", "enough").stdout == f"run {run} is cancelled\n"
-    result = mosaic("result", run)
+    assert here("result", run).returncode == ExitCode.TIMEOUT
+    assert here("result", run, "--wait", "--timeout", "0.2").returncode == ExitCode.TIMEOUT
+    assert here("cancel", run, "--reason", "enough").stdout == f"run {run} is cancelled\n"
+    result = here("result", run)
     assert (result.returncode, "enough" in result.stderr) == (ExitCode.CANCELLED, True)
-    assert mosaic("explain", run).stdout.endswith("enough\n")
+    assert here("explain", run).stdout.endswith("enough\n")
 
 
 @LEAVES_RUNS
-def test_followed_events_end_with_the_run(mosaic: Mosaic, environment: dict[str, str], place: Path) -> None:
-    run = run_id_of(mosaic("run", "good.yaml", "--no-wait"))
+def test_followed_events_end_with_the_run(here: Mosaic, environment: dict[str, str], place: Path) -> None:
+    run = run_id_of(here("run", "good.yaml", "--no-wait"))
     command = [*COMMAND, "events", run, "--follow"]
     with subprocess.Popen(command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         assert "opened" in follower.stdout.readline()
-        mosaic("cancel", run)
+        here("cancel", run)
         assert follower.stdout.read().splitlines()[-1].endswith("cancelled from the command line")
     assert follower.returncode == 0
 
 
 @LEAVES_RUNS
+def test_events_after_an_id_are_followed_without_repeats(here: Mosaic) -> None:
+    run = run_id_of(here("run", "good.yaml", "--no-wait"))
+    here("cancel", run)
+    events = here("events", run, "--json").stdout.splitlines()
+    first = json.loads(events[0])["id"]
+    assert here("events", run, "--json", "--after", first, "--follow").stdout.splitlines() == events[1:]
+
+
+@LEAVES_RUNS
 def test_an_interrupt_ends_the_watching_and_says_how_to_go_on(
-    mosaic: Mosaic, environment: dict[str, str], place: Path
+    here: Mosaic, environment: dict[str, str], place: Path
 ) -> None:
     command = [*COMMAND, "run", "good.yaml"]
     with subprocess.Popen(
@@ -212,22 +234,21 @@ def test_an_interrupt_ends_the_watching_and_says_how_to_go_on(
     assert "goes on without this terminal" in told
     assert "Traceback" not in told
     run = told.partition("mosaic cancel ")[2].split()[0]
-    assert json.loads(mosaic("status", run, "--json").stdout)["run"]["status"] == "running"
+    assert json.loads(here("status", run, "--json").stdout)["run"]["status"] == "running"
 
 
 @LEAVES_RUNS
-def test_a_waiting_time_that_is_over_leaves_the_run_alone(mosaic: Mosaic) -> None:
-    answer = mosaic("run", "good.yaml", "--timeout", "0.2", "--json")
+def test_a_waiting_time_that_is_over_leaves_the_run_alone(here: Mosaic) -> None:
+    answer = here("run", "good.yaml", "--timeout", "0.2", "--json")
     assert answer.returncode == ExitCode.TIMEOUT
     assert json.loads(answer.stdout)["error"]["type"] == "WaitTimeout"
-    assert len(json.loads(mosaic("status", "--json").stdout)) == 1
+    assert len(json.loads(here("status", "--json").stdout)) == 1
 
 
-@pytest.mark.usefixtures("mosaic_process")
 @pytest.mark.parametrize("command", ["status", "events", "explain", "timeline", "result", "cancel"])
-def test_an_unknown_run_is_told_by_every_command(command: str) -> None:
-    answer = CliRunner().invoke(application, [command, "nope"])
-    assert answer.exit_code == ExitCode.UNKNOWN_RUN
+def test_an_unknown_run_is_told_by_every_command(here: Mosaic, command: str) -> None:
+    answer = here(command, "nope")
+    assert answer.returncode == ExitCode.UNKNOWN_RUN
     assert answer.stderr.startswith("mosaic: no run 'nope'")
 
 
@@ -243,10 +264,10 @@ def test_a_server_that_does_not_answer_is_told_in_one_message(
     assert "secret" not in told
 
 
-def test_a_wrong_input_starts_nothing(mosaic: Mosaic) -> None:
-    answer = mosaic("run", "good.yaml", "--input", "count=many")
+def test_a_wrong_input_starts_nothing(here: Mosaic) -> None:
+    answer = here("run", "good.yaml", "--input", "count=many")
     assert (answer.returncode, "'count'" in answer.stderr) == (ExitCode.USAGE, True)
-    assert json.loads(mosaic("status", "--json").stdout) == []
+    assert json.loads(here("status", "--json").stdout) == []
 
 
 def test_a_wrong_celery_option_is_told(mosaic: Mosaic) -> None:

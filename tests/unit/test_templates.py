@@ -174,6 +174,25 @@ def test_a_bad_expression_is_refused(expression: str) -> None:
         names_in_expression(expression)
 
 
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{% for x in x.xs %}{{ x }}{% endfor %}", {"x"}),
+        ("{% for x in xs %}{{ x.y }}{% else %}{{ x }}{% endfor %}", {"x", "xs"}),
+        (
+            "{% for k, v in xs if v > limit %}{{ k }}{% for x in v %}{{ x }}{{ k }}{% endfor %}{% endfor %}",
+            {"xs", "limit"},
+        ),
+        ("{% for x in xs %}{% endfor %}{{ x }}", {"x", "xs"}),
+        ("{% set x = 1 %}{{ x }}{% with y = z %}{{ y }}{% endwith %}", {"z"}),
+        ("{% if a %}{% set x = 1 %}{% endif %}{{ x }}", {"a", "x"}),
+        ("{% set ns = namespace(n=a) %}{% set ns.n = b %}{{ ns.n }}", {"a", "b"}),
+    ],
+)
+def test_scopes_of_names_are_those_of_jinja(source: str, names: set[str]) -> None:
+    assert names_in(source) == names
+
+
 def test_names_are_those_that_a_template_needs_from_outside() -> None:
     source = "{{ a.b }}{% for x in xs %}{{ x }}{{ loop.index }}{% endfor %}{% set c = c ~ 1 %}{{ range(3) }}"
     assert names_in(source) == {"a", "xs", "c"}

@@ -1,0 +1,173 @@
+"""`make demo`: the weekly report of a git repository, from nothing to a page, and nothing left running.
+
+Starts the Procfile's workers as processes of their own (the embedded server starts by itself), runs
+examples/weekly_report, shows its progress, prints the report, and writes it as Markdown and HTML.
+DEMO_REPO, DEMO_SINCE and DEMO_TICKETS choose repository, period and tickets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+OUT = ROOT / "out"
+STOP_S = 20.0
+LOG_LINES = 15
+
+console = Console()
+
+
+def main() -> int:
+    """Runs the demo; the exit code is that of `mosaic run`."""
+    os.chdir(ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH")]))
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    sys.path.insert(0, str(EXAMPLES))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from mosaic_queues.errors import MosaicError
+    from mosaic_tasks.cli.exits import code_of
+
+    begun = time.monotonic()
+    try:
+        with server(), workers(read_procfile(ROOT / "Procfile"), logs()):
+            report = run()
+    except KeyboardInterrupt:
+        console.print("interrupted; workers and server are stopped", style="yellow")
+        return 130
+    except MosaicError as error:
+        console.print(f"[red]the demo failed:[/red] {error}", highlight=False)
+        return int(code_of(error))
+    show(report, time.monotonic() - begun)
+    return 0
+
+
+def inputs() -> dict[str, Any]:
+    """The inputs of the workflow; paths are absolute, for the workers read them."""
+    values: dict[str, Any] = {"repo": str(Path(os.environ.get("DEMO_REPO") or ROOT).absolute())}
+    if since := os.environ.get("DEMO_SINCE"):
+        values["since"] = since
+    if tickets := os.environ.get("DEMO_TICKETS"):
+        values["tickets"] = str(Path(tickets).absolute())
+    return values
+
+
+@contextlib.contextmanager
+def server() -> Iterator[None]:
+    """The embedded server, for as long as the demo runs; none when MOSAIC_REDIS_URL names another."""
+    from mosaic_queues.server import ensure_server
+    from mosaic_queues.settings import settings
+
+    if settings().redis_url:
+        yield
+        return
+    embedded = ensure_server()
+    try:
+        yield
+    finally:
+        embedded.stop(wait_s=STOP_S)
+
+
+def read_procfile(path: Path) -> dict[str, list[str]]:
+    """Names and command lines of a Procfile."""
+    lines = [line.partition(":") for line in path.read_text("utf-8").splitlines() if ":" in line]
+    return {name.strip(): shlex.split(command) for name, _, command in lines}
+
+
+def logs() -> Path:
+    """Where the workers log."""
+    from mosaic_queues.settings import settings
+
+    directory = settings().home / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextlib.contextmanager
+def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
+    """The Procfile's processes, each in a session of its own, so that Ctrl-C reaches this script alone."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, command in commands.items():
+            with (directory / f"{name}.log").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+        console.print(f"started {', '.join(commands)}; their logs are in {directory}", style="dim")
+        yield
+    except Exception:
+        for name in commands:
+            tell_log(directory / f"{name}.log")
+        raise
+    finally:
+        stop(started)
+
+
+def tell_log(path: Path) -> None:
+    """The end of a worker's log, when something went wrong."""
+    lines = path.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+    console.print(f"[dim]{path}:[/dim]")
+    console.print("\n".join(lines), style="dim", highlight=False, markup=False)
+
+
+def stop(started: list[subprocess.Popen[bytes]]) -> None:
+    """Asks all to end, then ends what has not."""
+    for process in started:
+        process.terminate()
+    deadline = time.monotonic() + STOP_S
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run() -> dict[str, Any]:
+    """Submits the workflow and shows its progress to its end."""
+    from mosaic_tasks import submit
+    from mosaic_tasks.cli.live import watch
+    from mosaic_tasks.process import close_all
+
+    started = submit(EXAMPLES / "weekly_report" / "workflow.yaml", inputs())
+    try:
+        watch(started, console, no_worker_s=STOP_S)
+        report: dict[str, Any] = started.result()
+        return report
+    except KeyboardInterrupt:
+        started.cancel("the demo was interrupted")
+        raise
+    finally:
+        close_all()
+
+
+def show(report: dict[str, Any], seconds: float) -> None:
+    """Prints the report and says where it is written."""
+    OUT.mkdir(exist_ok=True)
+    markdown, page = OUT / "weekly-report.md", OUT / "weekly-report.html"
+    markdown.write_text(report["markdown"], "utf-8")
+    page.write_text(report["html"], "utf-8")
+    console.print(Markdown(report["markdown"]))
+    console.print(f"\nwritten in {seconds:.1f} s: {markdown} and {page}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
