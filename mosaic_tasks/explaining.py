@@ -98,7 +98,7 @@ def _active(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _W
     if claimed:
         clauses += _claimed(plan, node, claimed, world)
     if ready:
-        clauses.append(_ready(plan, ready, world))
+        clauses.append(_ready(plan, node, ready, world))
     if delayed:
         clauses.append(_delayed(plan, node, delayed, world))
     return "; ".join(clauses)
@@ -113,13 +113,14 @@ def _items(node: NodeView) -> str:
     )
 
 
-def _ready(plan: NodePlan, calls: Sequence[LiveCall], world: _World) -> str:
+def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
     queue = calls[0].queue
     slots = world.slots.get(queue)
     waits = f"{_subject(plan, calls)} in queue {queue!r}"
     if slots is None:
         return f"{waits}, which no worker serves; start one with: mosaic worker --queues {queue}"
-    since = world.since(min(call.at_ms for call in calls))
+    published_ms = min(call.at_ms for call in calls)  # a call whose message was lost is published again
+    since = world.since(published_ms if node.attempts or node.ready_ms is None else node.ready_ms)
     return (
         f"{waits} since {since}, which {counted(len(slots), 'worker')} with {counted(sum(slots), 'slot')} "
         f"{'serves' if len(slots) == 1 else 'serve'}: it starts when a slot is free"

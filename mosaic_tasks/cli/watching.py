@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def status(
     run_id: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Id of a run; without it: all runs that are not over."),
+        typer.Argument(metavar="RUN", help="Id of a run; without it: all runs that are not over."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -50,7 +50,7 @@ def worker(
     ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", "-l", help="What to log.")] = LogLevel.INFO,
     celery_options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CELERY OPTIONS]", help="Passed on to `celery worker`.")
+        list[str] | None, typer.Argument(metavar="-- CELERY_OPTIONS", help="Passed on to `celery worker`.")
     ] = None,
 ) -> None:
     """Start a worker, which runs the calls of workflows.

@@ -299,7 +299,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
     properties: dict[str, Any]
     content_type: str
     content_encoding: str
-    data: bytes | str
+    data: bytes
     exchange: str
     routing_key: str
 
@@ -479,6 +479,7 @@ def _encoded(
     serializer = (task and task.serializer) or app.conf.task_serializer
     try:
         content_type, encoding, data = serialization.dumps(body, serializer=serializer)
+        data = data.encode(encoding) if isinstance(data, str) else data
         return msgspec.msgpack.encode(
             _Message(headers, properties, content_type, encoding, data, address[0] or "", address[1] or "")
         )

@@ -19,7 +19,9 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import msgspec
 import structlog
 from celery import Celery
+from kombu.exceptions import OperationalError
 from redis import Redis
+from redis.exceptions import RedisError
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import forget_dead, live_processes
@@ -349,9 +351,21 @@ class ChordSweeper:
         self._suspects, self._missing = self._missing, set()
         with self._app.connection_for_write() as connection:
             broker = _broker(connection)
-            mended = sum(self._look(group_id, now_ms, alive, broker) for group_id in due)
+            mended = sum(self._try_to_look(group_id, now_ms, alive, broker) for group_id in due)
         self._alive = alive
         return mended
+
+    def _try_to_look(
+        self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None
+    ) -> int:
+        try:
+            return self._look(group_id, now_ms, alive, broker)
+        except (RedisError, OperationalError, OSError):
+            raise
+        except Exception:
+            log.exception("chord cannot be mended", event_name="chord.broken", chord=group_id)
+            self._chords.look_again(group_id, now_ms + MAX_PAUSE_MS)
+            return 0
 
     def _look(self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None) -> int:
         join = self._chords.read(group_id)

@@ -56,7 +56,7 @@ def test_a_queue_without_worker_is_named_with_the_command_that_helps() -> None:
 
 
 def test_a_queue_with_workers_tells_how_many_and_since_when() -> None:
-    texts = told(opened(), live("0"))
+    texts = told(opened(), live("0", at_ms=START_MS + 9_000))
     assert texts["commits"].startswith(
         "it waits in queue 'mosaic.cpu' since 10.0 s, which 1 worker with 2 slots serves"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks import templates
+from mosaic_tasks import sandbox
 from mosaic_tasks.templates import TemplateProblem, evaluate, names_in, names_in_expression, render
 
 PERSON = {"name": "Ann", "items": [3, 1, 2], "team": {"size": 4}}
@@ -88,7 +88,7 @@ def test_a_template_that_would_run_or_grow_without_end_is_stopped(source: str, r
 
 
 def test_a_slow_template_is_stopped_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MAX_S", 0.2)
+    monkeypatch.setattr(sandbox, "MAX_S", 0.2)
     with pytest.raises(BindingError, match=r"takes longer than 0\.2 s"):
         render(
             "{% for i in range(90000) %}{{ xs | sort | length }}{% endfor %}",
