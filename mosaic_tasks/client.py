@@ -14,7 +14,9 @@ from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, UnknownRun, 
 from mosaic_queues.events import Event, follow_events, read_events
 from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
+from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.app import app as default_app
+from mosaic_tasks.explaining import Explanation, explain
 from mosaic_tasks.plan import Plan
 from mosaic_tasks.process import Process, process_for
 from mosaic_tasks.progress import RunView, project
@@ -196,6 +198,18 @@ class Run:
     async def aresult(self, timeout_s: float | None = None) -> Any:
         """`result` for coroutines."""
         return await asyncio.to_thread(self.result, timeout_s)
+
+    def explain(self) -> list[Explanation]:
+        """For each node that is not over, what it waits for; `str` of each is a sentence."""
+        process = self._process
+        return explain(
+            self.plan(),
+            self.view(),
+            self.live_calls(),
+            live_processes(process.client, process.ledger.keys),
+            now_ms=server_ms(process.client),
+            sweep_s=process.settings.sweep_s,
+        )
 
     def node_output(self, name: str) -> Any:
         """What a closed node put out; None when it was skipped.

@@ -422,3 +422,6 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
         )
         with suppress(RedisError):
             process.reincarnate()
+    except Exception as error:
+        log.exception("internal error, the run is failed", event_name="drive.error", run=run_id)
+        process.ledger.end_run(run_id, "failed", f"internal error in a worker, see its log: {error!r}")

@@ -72,7 +72,7 @@ class Execution:
             return failure(node, claim, CallLost(f"the process that ran it died {claim.losses} times"))
         try:
             return self._prepare(claim, call, node)
-        except MosaicError as error:
+        except Exception as error:  # noqa: BLE001 - a condition or a path in the definition may raise anything
             return failure(node, claim, error)
 
     def _prepare(self, claim: Claim, call: CallId, node: PreparedNode) -> Outcome | Work:

@@ -173,6 +173,8 @@ def _claimed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _
 def _running(plan: NodePlan, node: NodeView, held: Sequence[LiveCall], what: str, world: _World) -> str:
     since = f" since {world.since(node.claimed_ms)}" if node.claimed_ms is not None and what == "it" else ""
     again = f", {_attempt(plan, held[0])}" if held[0].failures else ""
+    losses = max(call.losses for call in held)
+    again += f", after {counted(losses, 'process', 'processes')} died with it" if losses else ""
     timeout = f", its timeout is {plan.timeout_s:g} s" if plan.timeout_s is not None else ""
     verb = "run" if len(held) > 1 else "runs"
     return f"{what} {verb} in process {held[0].holder}{since}{again}{timeout}"

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+from mosaic_queues.errors import DefinitionError
 from mosaic_queues.ledger import JoinStep
 from mosaic_tasks.plan import ITEM, NodePlan, Plan, Ref, decode_ref
 from mosaic_tasks.references import Label, label_in, prepare
 from mosaic_tasks.sharing import Lengths
-from mosaic_tasks.templates import names_in_expression
+from mosaic_tasks.templates import names_in, names_in_expression
 from mosaic_tasks.tools import ToolSpec, resolve_tool
 
 INPUTS_CALL = "in"
@@ -43,7 +44,8 @@ class PreparedNode:
         self.number, self.plan, self.name = number, plan, plan.name
         self.arguments = prepare(plan.bindings, label)
         conditional = names_in_expression(plan.when) if plan.when else frozenset()
-        named = {ref.source for name, ref in plan.names.items() if plan.agent or name not in conditional}
+        asked = names_in(plan.agent.prompt) | names_in(plan.agent.system) if plan.agent else frozenset()
+        named = {ref.source for name, ref in plan.names.items() if name in asked or name not in conditional}
         bound = {ref.source for ref in _refs(plan.bindings)}
         fanned = {plan.for_each.source} if plan.for_each else set()
         self.required = tuple(sorted((named | bound | fanned) - {ITEM}))
@@ -59,7 +61,12 @@ class PreparedNode:
     @property
     def is_async(self) -> bool:
         """Whether its calls run together on an event loop."""
-        return self.plan.kind == "agent" or (self.plan.kind == "tool" and self.tool.is_async)
+        if self.plan.kind != "tool":
+            return self.plan.kind == "agent"
+        try:
+            return self.tool.is_async
+        except DefinitionError:
+            return False
 
 
 class PreparedPlan:

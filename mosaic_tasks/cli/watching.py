@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.ledger import RunRecord
     from mosaic_tasks.client import Run
-    from mosaic_tasks.explaining import Explanation
     from mosaic_tasks.plan import Plan
 
 
@@ -174,7 +173,9 @@ def explain(
     Example:
       mosaic explain 0193d5c8-...
     """
-    found = _explanations(run_id)
+    from mosaic_tasks.client import get_run
+
+    found = get_run(run_id).explain()
     if as_json:
         print_json({"run": run_id, "explanations": found})
         return
@@ -183,20 +184,6 @@ def explain(
         typer.echo(str(explanation))
     if len(found) > len(shown):
         typer.echo(f"... and {len(found) - len(shown)} more nodes; see all with --all")
-
-
-def _explanations(run_id: str) -> list[Explanation]:
-    from mosaic_queues.liveness import live_processes
-    from mosaic_queues.sweeper import server_ms
-    from mosaic_tasks.app import app
-    from mosaic_tasks.client import get_run
-    from mosaic_tasks.explaining import explain as explained
-    from mosaic_tasks.process import process_for
-
-    run, process = get_run(run_id), process_for(app)
-    calls, processes = run.live_calls(), live_processes(process.client, process.ledger.keys)
-    now_ms, sweep_s = server_ms(process.client), process.settings.sweep_s
-    return explained(run.plan(), run.view(), calls, processes, now_ms=now_ms, sweep_s=sweep_s)
 
 
 def timeline(

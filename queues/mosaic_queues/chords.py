@@ -317,8 +317,10 @@ class ChordSweeper:
     """Mends the joins whose process died or whose message is lost.
 
     A join is looked at again after a pause that doubles from the grace to 10 s, and at once when a worker died.
-    A message counts as lost when two sweeps in a row found it nowhere: one alone may have come between a worker's
-    popping and its claim. Only Redis brokers can be looked into; on others, only dispatches are mended.
+    What a dead worker had not acknowledged is put back into its queue, as the broker itself would do after its
+    visibility timeout. A message counts as lost when two sweeps in a row found it nowhere: one alone may have come
+    between a worker's popping and its claim. Only Redis brokers can be looked into; on others, only dispatches
+    are mended.
 
     Args:
         chords: the joins.
@@ -423,13 +425,13 @@ class ChordSweeper:
         return self._again(group_id, slot, raw, state, lambda: self._mender.resend(message))
 
     def _wait(self, group_id: str, slot: str, raw: bytes, state: Slot) -> int:
-        """The message is in its queue: nothing to mend, but a dead process's claim ends."""
+        """The message is in its queue: nothing to mend, but the claim of a dead process ends."""
         if state.status == "c":
             self._chords.change(group_id, slot, raw, _unclaimed(state, server_ms(self._chords.client), 0))
         return 0
 
     def _again(self, group_id: str, slot: str, raw: bytes, state: Slot, publish: Callable[[], None]) -> int:
-        loss = int(state.status == "c" and state.acks_late)
+        loss = int(state.status == "c")
         if state.losses + loss > self._max_losses:
             return self._fail(group_id, slot, raw, self._chords.message(group_id, slot))
         new = _unclaimed(state, server_ms(self._chords.client), loss)

@@ -67,7 +67,11 @@ def follow_events(
     """Events as they happen, to the run's end. Yields None after each `block_ms` of silence; the caller may stop."""
     entry, index = _position(after)
     if index >= 0:
-        yield from read_events(client, keys, run_id, after=after)
+        for event in read_events(client, keys, run_id, after=after):
+            yield event
+            if event.kind == "closed":
+                return
+            entry = event.id.partition("/")[0]
     stream = keys.run(run_id)[3]
     while True:
         answer = cast("list[tuple[bytes, Any]] | None", client.xread({stream: entry}, block=block_ms))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from mosaic_queues.errors import ConfigurationError
 
 
 class Settings(BaseSettings):
@@ -59,5 +61,16 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process."""
-    return Settings()
+    """The settings of this process.
+
+    Raises:
+        ConfigurationError: a variable has no usable value.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = "; ".join(
+            f"MOSAIC_{'_'.join(str(part) for part in each['loc']).upper()}={each['input']!r}: {each['msg']}"
+            for each in error.errors()
+        )
+        raise ConfigurationError(f"the environment cannot be used: {problems}") from None

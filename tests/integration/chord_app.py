@@ -40,6 +40,7 @@ def client_of(broker: str, backend: str, label: str) -> Iterator[Celery]:
     yield app
     gc.collect()
     app.backend.result_consumer.stop()
+    app.backend.result_consumer._pubsub = None  # results that are collected later would connect again
     app.backend.client.connection_pool.disconnect()
     pools.reset()
     app.close()

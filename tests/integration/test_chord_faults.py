@@ -128,7 +128,7 @@ def test_header_of_a_killed_worker_runs_again_when_it_may(sides: Sides) -> None:
 
 
 def test_header_of_a_killed_worker_fails_the_chord_when_it_may_not_run_again(sides: Sides) -> None:
-    first = sides.start()
+    first = sides.start(pool="prefork")
     sent = [side.chord(side.task("block_once", "a"), side.task("add", 1, 1)) for side in sides]
     wait_started(sides)
     kill_all(first)

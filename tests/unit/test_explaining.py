@@ -91,6 +91,12 @@ def test_a_running_call_names_its_attempt_and_its_timeout() -> None:
     assert texts["slow"] == "it runs in process host/1/a since 1.0 s, attempt 2 of 1, its timeout is 60 s"
 
 
+def test_a_call_that_was_taken_over_tells_so() -> None:
+    story = opened().tell(9_000, "claimed", "0", holder="host/1/a")
+    texts = told(story, live("0", "claimed", holder="host/1/a", losses=1))
+    assert texts["commits"] == "it runs in process host/1/a since 1.0 s, after 1 process died with it"
+
+
 def test_items_are_counted_by_process_and_by_queue() -> None:
     story = fanned_out(6).run("2.0", 40, 50).tell(60, "claimed", "2.1", "2.2", holder="host/1/a")
     claims = [live(call, "claimed", holder="host/1/a") for call in ("2.1", "2.2")]

@@ -1,0 +1,292 @@
+"""Processes are killed, messages lost and doubled, the server restarted: runs end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from redis import Redis
+
+from mosaic_queues.errors import RunFailed, ServerUnavailable
+from mosaic_queues.server import EmbeddedServer
+from mosaic_queues.settings import settings
+from mosaic_tasks import Flow, Run, Workflow, submit
+from mosaic_tasks.process import close_all
+from tests.integration import run_tools as tools
+from tests.services import Worker, Workers
+
+pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
+APP = "mosaic_tasks.app"
+QUEUES = ["mosaic.cpu"]
+LIVENESS_S = 2.0
+QUICK = {"MOSAIC_LIVENESS_S": str(LIVENESS_S), "MOSAIC_OUTBOX_GRACE_S": "0.5", "MOSAIC_SWEEP_S": "0.2"}
+
+
+def fan_out(items: int, directory: Path, pause_s: float = 0.05) -> Workflow:
+    flow = Flow("fan")
+    numbers = flow.tool(tools.count, n=items)
+    each = flow.tool(
+        tools.mark_and_pause,
+        for_each=numbers,
+        x="${item}",
+        directory=str(directory),
+        pause_s=pause_s,
+        id="each",
+    )
+    flow.output(flow.tool(tools.total, values=each))
+    return flow.build()
+
+
+def chain(length: int) -> Workflow:
+    flow = Flow("chain")
+    node = flow.tool(tools.double, x=1)
+    for _ in range(length):
+        node = flow.tool(tools.echo, value=node)
+    flow.output(node)
+    return flow.build()
+
+
+def one(function: Any, **arguments: Any) -> Workflow:
+    flow = Flow("one")
+    flow.output(flow.tool(function, **arguments))
+    return flow.build()
+
+
+def await_event(run: Run, kind: str, *, count: int = 1) -> None:
+    for event in run.events(follow=True):
+        if event.kind == kind:
+            count -= max(1, len(event.calls))
+            if count <= 0:
+                return
+    pytest.fail(f"the run ended without {kind!r}")
+
+
+def check_recorded_once(run: Run) -> None:
+    """The invariant of every run that is over: each call was recorded once, and nothing of it lives."""
+    recorded = Counter(
+        call for event in run.events() if event.kind in ("done", "skipped") for call in event.calls
+    )
+    assert set(recorded.values()) <= {1}, recorded
+    assert run.live_calls() == []
+
+
+def two_workers(workers: Workers, **options: Any) -> tuple[Worker, Worker]:
+    first = workers.start(APP, QUEUES, env=QUICK, **options)
+    second = workers.start(APP, QUEUES, env=QUICK, **options)
+    return first.wait_ready(), second.wait_ready()
+
+
+def test_a_worker_killed_in_the_middle_costs_the_liveness_time_and_no_more(
+    workers: Workers, tmp_path: Path
+) -> None:
+    first, _second = two_workers(workers)
+    run = submit(fan_out(60, tmp_path))
+    await_event(run, "done", count=8)
+    killed = time.monotonic()
+    first.kill()
+    assert run.result(timeout_s=60) == sum(range(60))
+    assert time.monotonic() - killed < LIVENESS_S + 60 * 0.05 + 5.0
+    check_recorded_once(run)
+    executed = Counter(int(path.name.partition("-")[0]) for path in tmp_path.glob("*-*"))
+    assert sum(executed.values()) <= 60 + 2
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_call_whose_process_died_runs_again(workers: Workers, tmp_path: Path, pool: Any) -> None:
+    two_workers(workers, pool=pool)
+    run = submit(one(tools.die_once, path=str(tmp_path / "died")))
+    assert run.result(timeout_s=40) == "alive"
+    assert [event.kind for event in run.events()].count("lost") == 1
+    check_recorded_once(run)
+
+
+def test_a_call_that_kills_every_process_fails_after_three(workers: Workers) -> None:
+    workers.start(APP, QUEUES, env=QUICK, pool="prefork", concurrency=1).wait_ready()
+    with pytest.raises(RunFailed, match=r"node 'die': CallLost: the process that ran it died 3 times"):
+        submit(one(tools.die)).result(timeout_s=60)
+    assert submit(one(tools.one)).result(timeout_s=40) == 1
+
+
+@pytest.mark.parametrize(
+    "place", ["after_claim", "before_record", "after_record", "before_publish_chord", "after_expand"]
+)
+def test_a_worker_may_die_at_any_step_of_a_fan_out(workers: Workers, tmp_path: Path, place: str) -> None:
+    flag = tmp_path / "killed"
+    plain = {**QUICK, "MOSAIC_CONTINUATION_CALLS": "0"}
+    killing = {**plain, "KILL_AT": place, "KILL_FLAG": str(flag)}
+    doomed = workers.start(APP, QUEUES, env=killing, args=["--include", "tests.chaos.killing"]).wait_ready()
+    run = submit(fan_out(12, tmp_path))
+    assert doomed.wait(timeout_s=20) == -signal.SIGKILL
+    workers.start(APP, QUEUES, env=plain).wait_ready()
+    assert run.result(timeout_s=40) == sum(range(12))
+    check_recorded_once(run)
+
+
+@pytest.mark.parametrize("place", ["after_claim", "before_record", "after_record", "before_publish"])
+def test_a_worker_may_die_at_any_step_of_a_chain(workers: Workers, tmp_path: Path, place: str) -> None:
+    flag = tmp_path / "killed"
+    plain = {**QUICK, "MOSAIC_CONTINUATION_CALLS": "0"}
+    killing = {**plain, "KILL_AT": place, "KILL_FLAG": str(flag)}
+    doomed = workers.start(APP, QUEUES, env=killing, args=["--include", "tests.chaos.killing"]).wait_ready()
+    run = submit(chain(5))
+    assert doomed.wait(timeout_s=20) == -signal.SIGKILL
+    workers.start(APP, QUEUES, env=plain).wait_ready()
+    assert run.result(timeout_s=40) == 2
+    check_recorded_once(run)
+
+
+def test_a_client_that_dies_after_opening_a_run_is_finished_by_the_workers(
+    workers: Workers, tmp_path: Path
+) -> None:
+    two_workers(workers)
+    code = (
+        "import tests.chaos.killing\nfrom mosaic_tasks import Flow, submit\n"
+        "flow = Flow('left'); flow.output(flow.tool('tests.integration.run_tools:double', x=21))\n"
+        "submit(flow.build(), key='left')\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "KILL_AT": "after_open",
+        "KILL_FLAG": str(tmp_path / "killed"),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=Path.cwd())
+    assert done.returncode == -signal.SIGKILL
+    flow = Flow("left")
+    flow.output(flow.tool(tools.double, x=21))
+    assert submit(flow.build(), key="left").result(timeout_s=30) == 42
+
+
+def test_a_lost_message_is_sent_again(workers: Workers, redis_client: Redis) -> None:
+    run = submit(one(tools.one))
+    assert redis_client.delete("mosaic.cpu") == 1
+    two_workers(workers)
+    assert run.result(timeout_s=30) == 1
+
+
+def test_a_message_delivered_twice_counts_once(workers: Workers, redis_client: Redis, tmp_path: Path) -> None:
+    run = submit(one(tools.mark_and_pause, x=3, directory=str(tmp_path), pause_s=0.2))
+    (message,) = redis_client.lrange("mosaic.cpu", 0, -1)
+    redis_client.lpush("mosaic.cpu", message, message)
+    two_workers(workers)
+    assert run.result(timeout_s=30) == 3
+    assert submit(one(tools.one)).result(timeout_s=30) == 1
+    assert len(list(tmp_path.glob("3-*"))) == 1
+    check_recorded_once(run)
+
+
+def test_a_process_that_wakes_up_late_is_refused(workers: Workers, tmp_path: Path) -> None:
+    first, second = two_workers(workers)
+    run = submit(one(tools.mark_and_pause, x=5, directory=str(tmp_path), pause_s=0.5))
+    await_event(run, "claimed")
+    holder = next(event.holder for event in run.events() if event.kind == "claimed")
+    sleeper = next(worker for worker in (first, second) if f"/{worker.pid}/" in holder)
+    sleeper.signal(signal.SIGSTOP)
+    try:
+        assert run.result(timeout_s=30) == 5
+    finally:
+        sleeper.signal(signal.SIGCONT)
+    assert submit(one(tools.one)).result(timeout_s=30) == 1
+    check_recorded_once(run)
+    assert [event.kind for event in run.events()].count("lost") == 1
+
+
+def test_a_worker_told_to_stop_finishes_or_hands_back(workers: Workers, tmp_path: Path) -> None:
+    first, _second = two_workers(workers)
+    run = submit(fan_out(40, tmp_path))
+    await_event(run, "done", count=4)
+    first.signal(signal.SIGTERM)
+    assert first.wait(timeout_s=20) == 0
+    assert run.result(timeout_s=30) == sum(range(40))
+    assert [event.kind for event in run.events()].count("lost") == 0
+    assert len(list(tmp_path.glob("*-*"))) == 40
+
+
+def test_a_tool_that_resists_its_timeout_costs_its_process(workers: Workers) -> None:
+    worker = workers.start(APP, QUEUES, env=QUICK, pool="prefork", concurrency=1).wait_ready()
+    before = worker.children
+    flow = Flow("stuck")
+    flow.output(flow.tool(tools.hang_for_good, timeout=0.3))
+    with pytest.raises(RunFailed, match="CallTimeout"):
+        submit(flow.build()).result(timeout_s=40)
+    assert submit(one(tools.one)).result(timeout_s=40) == 1
+    assert worker.children != before
+
+
+def test_a_server_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = (
+        "from mosaic_tasks import Flow, submit\n"
+        "flow = Flow('x'); flow.output(flow.tool('tests.integration.run_tools:double', x=1))\n"
+        "submit(flow.build())\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "MOSAIC_REDIS_URL": f"unix://{tmp_path}/nobody.sock",
+    }
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ServerUnavailable.__name__ in done.stderr
+    assert "nobody.sock" in done.stderr
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.timeout(120)
+def test_a_server_killed_in_the_middle_comes_back_and_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded server: restarted by its supervisor, its data in the append-only file."""
+    with EmbeddedServer(tmp_path / "home") as server:
+        urls = {"MOSAIC_REDIS_URL": server.redis_url}
+        script = tmp_path / "client.py"
+        script.write_text(
+            "import sys\nfrom pathlib import Path\nfrom mosaic_tasks import submit\n"
+            "from tests.chaos.test_faults import fan_out\n"
+            "run = submit(fan_out(60, Path(sys.argv[1])))\nprint(run.id, flush=True)\n"
+            "print(run.result(timeout_s=60), flush=True)\n"
+        )
+        environment = {
+            **os.environ,
+            **QUICK,
+            **urls,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path])),
+        }
+        from mosaic_queues.connection import urls_of
+
+        with Workers(urls_of(server.redis_url), tmp_path) as started:
+            for _ in range(2):
+                started.start(APP, QUEUES, env=QUICK).wait_ready()
+            marks = tmp_path / "marks"
+            marks.mkdir()
+            client = subprocess.Popen(
+                [sys.executable, str(script), str(marks)], env=environment, stdout=subprocess.PIPE, text=True
+            )
+            assert client.stdout is not None
+            client.stdout.readline()
+            deadline = time.monotonic() + 20
+            while len(list(marks.iterdir())) < 10 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            server_pid(server).kill()
+            answer, _ = client.communicate(timeout=70)
+            assert answer.strip() == str(sum(range(60)))
+        server.stop(wait_s=15)
+    settings.cache_clear()
+    close_all()
+
+
+def server_pid(server: EmbeddedServer) -> psutil.Process:
+    """The process of the embedded server, not its supervisor."""
+    socket = str(server.socket_path)
+    return next(
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if "valkey" in (process.info["name"] or "") and socket in " ".join(process.info["cmdline"] or [])
+    )
