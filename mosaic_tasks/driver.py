@@ -172,7 +172,7 @@ class Drive:
     # -- recording ---------------------------------------------------------------------------------------------
 
     def _settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
-        """Turns an outcome into what the next transition records; failures and fan-outs are transitions of their own."""
+        """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
         match outcome:
             case Value(envelope, shown, usage):
                 self._finish(claim, envelope, skipped=False, usage=usage)

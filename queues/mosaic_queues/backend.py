@@ -1,14 +1,14 @@
 """A Celery result backend whose chords survive dead workers and lost messages: `result_backend="mosaic+redis://host"`.
 
-It is Celery's Redis backend with another join (`mosaic_queues.chords`). Importing it connects Celery's signals, so that an
-ordinary app needs nothing but the setting: publishers note the messages of chords, a worker's main process claims
-what it receives, renews its liveness key and sweeps.
+It is Celery's Redis backend with another join (`mosaic_queues.chords`). Importing it connects Celery's signals, so
+that an ordinary app needs nothing but the setting: publishers note the messages of chords; a worker's main process
+claims what it receives, renews its liveness key and sweeps.
 
-What ends a chord's body exactly once: the lease on a complete join. A process that dies between publishing and recording
-so publishes again, with the same task ids; an errback is called again in that case only.
+The lease on a complete join lets one process dispatch the body. If that one dies after publishing and before it
+recorded so, the body is published again with the same task ids, and an errback is called again, in that case only.
 
-A quorum, `body.set(quorum=3)`, runs the body as soon as three headers succeeded. It gets a list as long as the header, with
-None where a header failed or was too late.
+A quorum, `body.set(quorum=3)`, runs the body as soon as three headers succeeded. It gets a list as long as the
+header, with None where a header failed or was too late.
 """
 
 from __future__ import annotations
@@ -89,16 +89,16 @@ class LedgerBackend(RedisBackend):
         )
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Seals the join."""
-        self._advance(group_id, records=_publishing.close(group_id), size=chord_size)
+        """Seals the join that this thread opened; Celery also sets the size of groups that are no header."""
+        records = _publishing.close(group_id)
+        if records is not None:
+            self._advance(group_id, records=records, size=chord_size)
 
-    def add_to_chord(self, group_id: str, result: object) -> None:
+    def add_to_chord(self, group_id: str, _result: object) -> None:
         """Makes the join larger by one."""
         self._advance(group_id, grow=1)
 
-    def on_chord_part_return(
-        self, request: Context, state: str, result: Any, propagate: object = None, **_kwargs: Any
-    ) -> None:
+    def on_chord_part_return(self, request: Context, state: str, result: Any, **_kwargs: Any) -> None:
         """Counts a finished header and dispatches the body after the last one."""
         if not request.group or not request.id or request.task == LEDGER_CALL or _is_ledgers(request.chord):
             return
@@ -400,8 +400,8 @@ class _Publishing(threading.local):
             self._buffers.pop(next(iter(self._buffers)))
         self._buffers[group_id] = []
 
-    def close(self, group_id: str) -> list[Record]:
-        return self._buffers.pop(group_id, [])
+    def close(self, group_id: str) -> list[Record] | None:
+        return self._buffers.pop(group_id, None)
 
     def backend(self) -> LedgerBackend | None:
         task = get_current_worker_task()
@@ -601,7 +601,7 @@ def _claimed(request: Any, order: Sequence[int], holder: str) -> Slot:
     )
 
 
-def _on_postrun(sender: Any, task: Any, state: str | None, **_signal: Any) -> None:
+def _on_postrun(task: Any, state: str | None, **_signal: Any) -> None:
     """A task that ended without a result (replaced, ignored) is watched no longer; what it published is."""
     backend = task.app.backend
     if state == states.IGNORED and isinstance(backend, LedgerBackend):

@@ -357,9 +357,7 @@ class ChordSweeper:
         self._alive = alive
         return mended
 
-    def _try_to_look(
-        self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None
-    ) -> int:
+    def _try_to_look(self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None) -> int:
         try:
             return self._look(group_id, now_ms, alive, broker)
         except (RedisError, OperationalError, OSError):

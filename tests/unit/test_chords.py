@@ -9,7 +9,7 @@ from celery import Celery, chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
 from mosaic_queues.backend import LedgerBackend, _place, _placed, _shape, _shaped
-from mosaic_queues.chords import Part, Slot, _Watch, _task_ids
+from mosaic_queues.chords import Part, Slot, _task_ids, _Watch
 
 
 @pytest.fixture

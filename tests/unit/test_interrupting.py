@@ -1,0 +1,73 @@
+"""Interrupting a thread from another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mosaic_tasks.interrupting import Interrupted, Interruptible
+
+
+def interrupted_by(work: Callable[[], None], reason: Exception) -> Interruptible:
+    """Runs `work` here, and interrupts it from another thread once it runs."""
+    context, inside = Interruptible(), threading.Event()
+    other = threading.Thread(target=lambda: inside.wait(5) and context.interrupt(reason))
+    other.start()
+    try:
+        with pytest.raises(Interrupted), context:
+            inside.set()
+            work()
+    finally:
+        other.join()
+    return context
+
+
+def spin() -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def test_a_blocking_call_in_the_main_thread_ends() -> None:
+    reason = TimeoutError("too long")
+    assert interrupted_by(lambda: time.sleep(10), reason).reason is reason
+
+
+def test_python_code_in_another_thread_ends() -> None:
+    found: list[Exception | None] = []
+    thread = threading.Thread(target=lambda: found.append(interrupted_by(spin, ValueError()).reason))
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], ValueError)
+
+
+def test_what_is_over_cannot_be_interrupted() -> None:
+    with Interruptible() as context:
+        pass
+    assert not context.interrupt(ValueError())
+
+
+def test_an_interruption_happens_once() -> None:
+    context = Interruptible()
+    with pytest.raises(Interrupted), context:
+        assert context.interrupt(ValueError("first"))
+        assert not context.interrupt(ValueError("second"))
+        spin()
+    assert str(context.reason) == "first"
+
+
+def test_nothing_is_left_over_for_the_code_after_the_context() -> None:
+    for _ in range(50):
+        context, inside = Interruptible(), threading.Event()
+        other = threading.Thread(target=lambda i=inside, c=context: i.wait(5) and c.interrupt(ValueError()))
+        other.start()
+        try:
+            with context:
+                inside.set()
+        except Interrupted:
+            assert context.reason is not None
+        other.join()
+    assert sum(range(1000)) == 499500
