@@ -2,7 +2,8 @@
 
 It is Celery's Redis backend with another join (`mosaic_queues.chords`). Importing it connects Celery's signals, so
 that an ordinary app needs nothing but the setting: publishers note the messages of chords; a worker's main process
-claims what it receives, renews its liveness key and sweeps.
+claims what it receives, renews its liveness key and sweeps. (A worker started with `celery -q` loads no result
+backend by itself: its app must then import this module.)
 
 The lease on a complete join lets one process dispatch the body. If that one dies after publishing and before it
 recorded so, the body is published again with the same task ids, and an errback is called again, in that case only.

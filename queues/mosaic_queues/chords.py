@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What a slot waits for: status `w` is a message in a queue, `c` one that `holder` received as `tag`."""
+    """What a slot waits for: `w`, a message in a queue since `at_ms`, or `c`, one that `holder` received as `tag`."""
 
     order: Order
     status: Literal["w", "c"]

@@ -226,7 +226,8 @@ class Ledger:
 
     def store_plan(self, plan_hash: str, data: bytes, *, keep_s: float) -> None:
         """Stores an encoded plan under its content hash; storing it again prolongs its life."""
-        self.client.set(self.keys.plan(plan_hash), data, px=int(keep_s * 1000))
+        if not self.client.pexpire(self.keys.plan(plan_hash), int(keep_s * 1000)):
+            self.client.set(self.keys.plan(plan_hash), data, px=int(keep_s * 1000))
 
     def prolong_plans(self, plan_hashes: Iterable[str], *, keep_s: float) -> None:
         """Keeps plans alive that unfinished runs use."""

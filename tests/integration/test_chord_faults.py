@@ -5,6 +5,7 @@ Each scenario runs on both side by side, with workers of their own; when ours is
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -101,7 +102,7 @@ def wait_started(sides: Sides) -> None:
         until(lambda side=side: side.happened("started"), f"a task of {side.label} started")
 
 
-def compare(stock: AsyncResult, ours: AsyncResult, at_least_s: float = 0.5) -> tuple[Any, Any]:
+def compare(stock: AsyncResult, ours: AsyncResult, *, at_least_s: float = 0.5) -> tuple[Any, Any]:
     """The two results; the stock one is None when it is not there after twice the time that ours took."""
     started = time.monotonic()
     result = ours.get(timeout=WAIT_S, propagate=False)
@@ -235,13 +236,16 @@ def test_failure_of_a_nested_chord_reaches_the_outer_one(sides: Sides) -> None:
 def test_quorum_runs_the_body_before_the_rest(sides: Sides) -> None:
     side = sides.ours
     worker = side.start(pool="threads", args=("--concurrency", "4")).wait_ready()
-    slow = side.task("block_once", "slow")
-    sent = side.chord(side.task("boom"), side.task("add", 1, 1), slow, side.task("add", 2, 2), quorum=2)
+    header = [
+        side.task("boom"),
+        side.task("add", 1, 1),
+        side.task("block_once", "slow"),
+        side.task("add", 2, 2),
+    ]
+    sent = side.chord(*header, quorum=2)
     assert sent.get(timeout=WAIT_S, propagate=False) == [None, 2, None, 4]
     side.client.rpush("test:gate", 1)
-    until(
-        lambda: f"{slow.task}" and "succeeded" in worker.log.split("block_once")[-1], "the late header's end"
-    )
+    until(lambda: re.search(r"block_once\[.*succeeded", worker.log), "the end of the late header")
     assert side.happened("bodies") == [b"[None, 2, None, 4]"]
 
 

@@ -31,9 +31,7 @@ if raw then
   end
   losses = seen[7]
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('HSET', SLOTS, arg.slot, cmsgpack.pack({arg.order, 'c', arg.queue, now, arg.holder, arg.tag, losses,
+redis.call('HSET', SLOTS, arg.slot, cmsgpack.pack({arg.order, 'c', arg.queue, 0, arg.holder, arg.tag, losses,
   arg.acks_late, arg.task_id}))
 if not raw and expire_s > 0 then redis.call('EXPIRE', SLOTS, expire_s) end
 return 1

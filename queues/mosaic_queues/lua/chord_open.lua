@@ -3,7 +3,7 @@
 --   1 join      hash  state (open, ready, sent), body, shape, size, extra, count, ok, quorum, expire_s, lease, at_ms,
 --                     got:<slot> for a body task received before its dispatch was recorded
 --   2 parts     hash  finished headers: slot -> part
---   3 slots     hash  what is on its way: slot -> msgpack {order, status, queue, at_ms, holder, tag, losses,
+--   3 slots     hash  what is on its way: slot -> msgpack {order, status, queue, at_ms (of a message), holder, tag, losses,
 --                     acks_late, task_id}; status w: waits in a queue, c: claimed
 --   4 messages  hash  slot -> the task message, to be sent again
 -- arg: quorum, expire_s; ARGV[2] body, ARGV[3] shape

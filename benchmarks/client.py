@@ -1,0 +1,50 @@
+"""The client of one side, in a process of its own: runs what it is told on standard input, and says how long it took.
+
+    python client.py MODULE     where MODULE is `stock_app` or `ours`
+
+A line in is JSON: `["run", shape, size]` or `["workers", count]`; a line out is JSON too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import time
+from typing import Any
+
+
+def run_once(side: Any, shape: str, size: int) -> dict[str, Any]:
+    """Runs a shape once.
+
+    Returns:
+        `seconds` from submitting to the result, `define_s` before that, and the `result`.
+    """
+    begun = time.perf_counter()
+    run = side.prepare(shape, size)
+    defined = time.perf_counter()
+    gc.collect()
+    submitted = time.perf_counter()
+    result = run()
+    return {"seconds": time.perf_counter() - submitted, "define_s": defined - begun, "result": result}
+
+
+def wait_for_workers(side: Any, count: int) -> dict[str, Any]:
+    """Asks until so many workers answer."""
+    while side.workers_answering(count) < count:
+        pass
+    return {"workers": count}
+
+
+def main() -> None:
+    """Serves standard input until it ends."""
+    side = importlib.import_module(sys.argv[1])
+    for line in sys.stdin:
+        order, *arguments = json.loads(line)
+        answer = wait_for_workers if order == "workers" else run_once
+        print(json.dumps(answer(side, *arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
