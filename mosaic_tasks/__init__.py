@@ -1,9 +1,9 @@
 """mosaic-tasks: workflows of LLM agents on Celery and Redis.
 
-    from mosaic_tasks import Workflow, submit
+from mosaic_tasks import Workflow, submit
 
-    run = submit(Workflow.from_file("report.yaml"), {"repo": "."})
-    print(run.result())
+run = submit(Workflow.from_file("report.yaml"), {"repo": "."})
+print(run.result())
 """
 
 from __future__ import annotations

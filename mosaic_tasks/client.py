@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
-from mosaic_queues.events import Event, follow_events, read_events
+from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.sweeper import server_ms
@@ -145,23 +146,21 @@ class Run:
         client, keys = self._process.client, self._process.ledger.keys
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         unserved_since: float | None = None
-        record = self.record()
-        if record.status != "running":
-            return record
-        block_ms = int(1000 * min(WORKER_CHECK_S, timeout_s or WORKER_CHECK_S, no_worker_s or WORKER_CHECK_S))
-        for event in follow_events(client, keys, self.id, block_ms=max(block_ms, 1)):
-            now = time.monotonic()
-            if event is not None and event.kind == "closed":
+        while self.record().status == "running":
+            pause_s = min(
+                WORKER_CHECK_S,
+                WORKER_CHECK_S if no_worker_s is None else max(no_worker_s, 0.05),
+                WORKER_CHECK_S if deadline is None else max(deadline - time.monotonic(), 0.001),
+            )
+            if await_end(client, keys, self.id, block_ms=math.ceil(pause_s * 1000)):
                 break
+            now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise WaitTimeout(f"run {self.id} is not over after {timeout_s:g} s; it goes on")
-            if event is None:
-                if self.record().status != "running":
-                    break
-                unserved = self.unserved_queues() if no_worker_s is not None else []
-                unserved_since = (unserved_since or now) if unserved else None
-                if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):
-                    raise NoWorker(unserved, run_id=self.id)
+            unserved = self.unserved_queues() if no_worker_s is not None else []
+            unserved_since = (unserved_since or now) if unserved else None
+            if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):
+                raise NoWorker(unserved, run_id=self.id)
         return self.record()
 
     async def await_end(self, timeout_s: float | None = None) -> RunRecord:

@@ -115,7 +115,6 @@ class Drive:
         while self._claimed:
             self._run_some()
             self._advance()
-        self.process.reporter.flush()
 
     # -- running -----------------------------------------------------------------------------------------------
 

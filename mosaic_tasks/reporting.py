@@ -9,6 +9,7 @@ import structlog
 from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK
+from mosaic_tasks.watch import attend
 
 log = structlog.get_logger(__name__)
 
@@ -66,14 +67,22 @@ class Reporter:
                     buffer_group=frozenset(["task"]),
                     buffer_limit=10 * FLUSH_AT,
                 )
+                attend(self)
             self._dispatcher.send(kind, **fields)
             self._buffered += 1
+            is_full = self._buffered >= FLUSH_AT
+        if is_full:
+            self.flush()
 
-    def flush(self, *, at_least: int = 1) -> None:
-        """Sends what is buffered, when it is at least so many events."""
-        if self._buffered < at_least:
-            return
+    def look(self, _now: float) -> None:
+        """Sends what is buffered; called by the watch a few times a second."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what is buffered."""
         with self._lock:
+            if not self._buffered:
+                return
             self._buffered = 0
             try:
                 self._dispatcher.flush(errors=False)

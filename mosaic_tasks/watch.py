@@ -30,6 +30,7 @@ W = TypeVar("W", bound=Watched)
 class _Watch:
     def __init__(self) -> None:
         self._watched: set[Watched] = set()
+        self._attended: set[Watched] = set()
         self._busy = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mosaic-watch", daemon=True)
         self._thread.start()
@@ -41,6 +42,11 @@ class _Watch:
     def remove(self, watched: Watched) -> None:
         self._watched.discard(watched)
 
+    def attend(self, watched: Watched) -> None:
+        """Looks at it in every tick, once more when all work is done, but does not stay awake for it."""
+        self._attended.add(watched)
+        self._busy.set()
+
     def _run(self) -> None:
         while True:
             self._busy.wait()
@@ -50,7 +56,7 @@ class _Watch:
                 self._busy.clear()
                 if self._watched:
                     self._busy.set()
-            for each in watched:
+            for each in [*watched, *self._attended]:
                 self._look(each)
 
     def _look(self, watched: Watched) -> None:
@@ -63,12 +69,22 @@ class _Watch:
 _watches: dict[int, _Watch] = {}
 
 
-@contextmanager
-def watching(watched: W) -> Iterator[W]:
-    """Has the watch look at `watched` for as long as the context lasts."""
+def _watch() -> _Watch:
     watch = _watches.get(os.getpid())
     if watch is None:
         watch = _watches[os.getpid()] = _Watch()
+    return watch
+
+
+def attend(watched: Watched) -> None:
+    """Has the watch look at `watched` from now on, while this process works and when it has finished."""
+    _watch().attend(watched)
+
+
+@contextmanager
+def watching(watched: W) -> Iterator[W]:
+    """Has the watch look at `watched` for as long as the context lasts."""
+    watch = _watch()
     watch.add(watched)
     try:
         yield watched

@@ -85,6 +85,11 @@ def follow_events(
             entry = event.id.partition("/")[0]
 
 
+def await_end(client: Redis, keys: Keys, run_id: str, *, block_ms: int) -> bool:
+    """Blocks until the run is over, or for `block_ms`. True: it is over. Costs the same for any size of run."""
+    return bool(client.xread({keys.run(run_id)[5]: "0"}, block=block_ms))
+
+
 def _position(event_id: str) -> tuple[str, int]:
     entry, _, index = event_id.partition("/")
     return entry, int(index) if index else -1

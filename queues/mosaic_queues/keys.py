@@ -15,10 +15,17 @@ class Keys:
         self.sweeper = f"{namespace}:sweeper"
         """The lock of the process that sweeps."""
 
-    def run(self, run_id: str) -> tuple[str, str, str, str, str]:
-        """The keys of a run in the order of the scripts: run, calls, out, events, blobs."""
+    def run(self, run_id: str) -> tuple[str, str, str, str, str, str]:
+        """The keys of a run in the order of the scripts: run, calls, out, events, blobs, end."""
         prefix = f"{self.namespace}:{{{run_id}}}:"
-        return prefix + "run", prefix + "calls", prefix + "out", prefix + "events", prefix + "blobs"
+        return (
+            prefix + "run",
+            prefix + "calls",
+            prefix + "out",
+            prefix + "events",
+            prefix + "blobs",
+            prefix + "end",
+        )
 
     def plan(self, plan_hash: str) -> str:
         """The plan with this content hash."""

@@ -16,7 +16,6 @@ import structlog
 from celery import Celery, chord
 from kombu.exceptions import OperationalError
 
-from mosaic_queues.backend import LedgerBackend
 from mosaic_queues.ledger import Group
 
 log = structlog.get_logger(__name__)
@@ -64,22 +63,33 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
     ) -> bool:
-        """Publishes the calls of a fan-out as a chord; False as `publish`.
+        """Publishes the calls of a fan-out as the header of a chord; False as `publish`.
 
-        The ledger joins it: the body is made ready by the last call's transition, not by the messages. An app with
-        another result backend gets the calls without the chord around them, since that backend would join it again.
+        The ledger applies the chord: it makes the body ready with the last call's transition, so header messages
+        need not carry the body, and the result backend has nothing to join.
         """
-        if not isinstance(self._app.backend, LedgerBackend):
-            return self.publish(run_id, header, batch_size=batch_size)
-        signatures = [
-            self._signature(CALL_TASK, run_id, queue, calls) for queue, calls in _messages(header, batch_size)
-        ]
-        if signatures:
-            with self._producer(run_id) as producer:
-                body = self._signature(CLOSE_TASK, run_id, *close)
-                chord(signatures, body, app=self._app).apply_async(producer=producer)
-                return True
-        return not signatures
+        node = self._chord(run_id, list(_messages(header, batch_size)), close)
+        if node is None:
+            return True
+        with self._producer(run_id) as producer:
+            for index, member in enumerate(node.tasks):
+                run_id, calls = member.args
+                group = {"group_id": node.id, "group_index": index}
+                self._send(producer, run_id, member.options["queue"], calls, **group)
+            return True
+        return False
+
+    def _chord(self, run_id: str, messages: Sequence[Group], close: Group) -> Any:
+        """The chord of a fan-out; None when nothing of its header is to be published."""
+        if not messages:
+            return None
+        header = [self._signature(CALL_TASK, run_id, queue, calls) for queue, calls in messages]
+        node = chord(header, self._signature(CLOSE_TASK, run_id, *close), app=self._app)
+        node.id = uuid.uuid4().hex
+        return node
+
+    def _signature(self, task: str, run_id: str, queue: str, calls: Sequence[str]) -> Any:
+        return self._app.signature(task, (run_id, calls), immutable=True, options={"queue": queue})
 
     @contextmanager
     def _producer(self, run_id: str) -> Iterator[Any]:
@@ -99,21 +109,7 @@ class Outbox:
         errors: tuple[type[Exception], ...] = self._app.connection_for_write().connection_errors
         return errors
 
-    def _signature(self, task: str, run_id: str, queue: str, calls: Sequence[str]) -> Any:
-        return self._app.signature(
-            task,
-            args=(run_id, list(calls)),
-            immutable=True,
-            options={
-                "queue": queue,
-                "root_id": run_id,
-                "argsrepr": describe(run_id, calls),
-                "headers": {"sent_at": time.time()},
-                "ignore_result": True,
-            },
-        )
-
-    def _send(self, producer: Any, run_id: str, queue: str, calls: Sequence[str]) -> None:
+    def _send(self, producer: Any, run_id: str, queue: str, calls: Sequence[str], **group: Any) -> None:
         message = self._app.amqp.as_task_v2(
             uuid.uuid4().hex,
             CLOSE_TASK if calls[0].endswith(CLOSE_SUFFIX) else CALL_TASK,
@@ -123,6 +119,7 @@ class Outbox:
             kwargsrepr="{}",
             ignore_result=True,
             origin="mosaic",
+            **group,
         )
         producer.publish(
             message.body,

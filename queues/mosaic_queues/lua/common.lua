@@ -6,8 +6,9 @@
 --   3 out     hash   finished calls: id -> payload envelope
 --   4 events  stream field e: msgpack list of events
 --   5 blobs   hash   payloads
+--   6 end     stream one entry when the run is over: what waits for the end reads this alone
 -- ARGV[1] is one msgpack map; payload envelopes follow as they are. A reply, where there is one, is msgpack too.
-local RUN, CALLS, OUT, EVENTS, BLOBS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local RUN, CALLS, OUT, EVENTS, BLOBS, END = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local READY, DELAYED, CLAIMED = 'r', 'd', 'c'
 local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER = 1, 2, 3, 4, 5, 6, 7
 local MAX_ARGS = 4000
@@ -48,7 +49,8 @@ local function close_run(status, error, events)
   local now = record(events)
   redis.call('HSET', RUN, 'status', status, 'ended_ms', now, 'error', error)
   redis.call('DEL', CALLS)
-  for _, key in ipairs({RUN, OUT, EVENTS, BLOBS}) do
+  redis.call('XADD', END, '*', 'status', status)
+  for _, key in ipairs({RUN, OUT, EVENTS, BLOBS, END}) do
     redis.call('PEXPIRE', key, retention)
   end
 end
