@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+START_S = 60.0
+
 
 def run_once(side: Any, shape: str, size: int) -> dict[str, Any]:
     """Runs a shape once.
@@ -31,9 +33,15 @@ def run_once(side: Any, shape: str, size: int) -> dict[str, Any]:
 
 
 def wait_for_workers(side: Any, count: int) -> dict[str, Any]:
-    """Asks until so many workers answer."""
-    while side.workers_answering(count) < count:
-        pass
+    """Asks until so many workers answer.
+
+    Raises:
+        TimeoutError: they do not come up.
+    """
+    deadline = time.monotonic() + START_S
+    while (answering := side.workers_answering(count)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{answering} of {count} workers are up after {START_S:g} s")
     return {"workers": count}
 
 

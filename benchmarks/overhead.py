@@ -408,3 +408,5 @@ if __name__ == "__main__":
         main()
     except BenchmarkError as error:
         sys.exit(f"overhead: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -22,14 +22,14 @@ ITEM = -2
 """Source of a `Ref` to the item of a `for_each` call."""
 
 
-class Ref(msgspec.Struct, frozen=True, array_like=True, tag="ref"):
+class Ref(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="ref"):
     """A value read from elsewhere: `source` is a node number, `INPUTS` or `ITEM`; `path` walks into it."""
 
     source: int
     path: tuple[str | int, ...] = ()
 
 
-class Retry(msgspec.Struct, frozen=True, array_like=True):
+class Retry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Attempts and the pause between them: `delay_s * factor**(attempt - 1)`, capped, with full jitter of 20 %."""
 
     attempts: int = 1
@@ -38,7 +38,7 @@ class Retry(msgspec.Struct, frozen=True, array_like=True):
     max_delay_s: float = 60.0
 
 
-class AgentPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Prompt templates (Jinja source), output JSON Schema and sampling of an agent."""
 
     prompt: str
@@ -51,7 +51,7 @@ class AgentPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
 
 
-class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One node.
 
     Attributes:
@@ -89,14 +89,14 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
     raises: tuple[int, ...] = ()
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True):
+class Join(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """`members` are ready once `size` producers closed."""
 
     size: int
     members: tuple[int, ...]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """A linked workflow: see the module's first lines."""
 
     name: str

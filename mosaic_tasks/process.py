@@ -20,6 +20,7 @@ from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
+from mosaic_tasks.collector import collector_paused
 from mosaic_tasks.loop import close_loop
 from mosaic_tasks.plan import Plan
 from mosaic_tasks.prepared import PreparedPlan
@@ -147,7 +148,9 @@ class Process:
         """The plan with this hash, read once."""
         prepared = self._plans.get(plan_hash)
         if prepared is None:
-            prepared = PreparedPlan(plan_hash, Plan.decode(self.ledger.load_plan(plan_hash)))
+            data = self.ledger.load_plan(plan_hash)
+            with collector_paused():
+                prepared = PreparedPlan(plan_hash, Plan.decode(data))
             self._remember(self._plans, plan_hash, prepared, PLANS_KEPT)
         return prepared
 

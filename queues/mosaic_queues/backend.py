@@ -44,8 +44,6 @@ __all__ = ["LedgerBackend"]
 
 log = structlog.get_logger(__name__)
 
-LEDGER_BODY = "mosaic.close"
-LEDGER_CALL = "mosaic.call"
 STAMP = "mosaic_chord"
 """Message header `[group id, slot, order]` of a task that a chord waits for."""
 BODY_STAMP = "mosaic_body"
@@ -76,8 +74,6 @@ class LedgerBackend(RedisBackend):
 
     def apply_chord(self, header_result_args: tuple[str, Any], body: Signature, **_options: Any) -> None:
         """Opens the join, before the header is published."""
-        if body.task == LEDGER_BODY:
-            return
         group_id, results = header_result_args
         _publishing.open(self, group_id)
         self.chords.open(
@@ -101,7 +97,7 @@ class LedgerBackend(RedisBackend):
 
     def on_chord_part_return(self, request: Context, state: str, result: Any, **_kwargs: Any) -> None:
         """Counts a finished header and dispatches the body after the last one."""
-        if not request.group or not request.id or request.task == LEDGER_CALL or _is_ledgers(request.chord):
+        if not request.group or not request.id:
             return
         payload = self.encode([1, request.id, state, self.encode_result(result, state)])
         if isinstance(payload, str):
@@ -317,10 +313,6 @@ def _slot(task_id: str, index: float | None) -> str:
     return f"{task_id}:{index}"
 
 
-def _is_ledgers(chord: Any) -> bool:
-    return isinstance(chord, Mapping) and chord.get("task") == LEDGER_BODY
-
-
 def _place(headers: Mapping[str, Any], embed: Mapping[str, Any]) -> _Place | None:
     """Where a message stands in a chord: a header itself, or a step of a chain that ends in a header."""
     chain = embed.get("chain") or ()
@@ -332,7 +324,7 @@ def _place(headers: Mapping[str, Any], embed: Mapping[str, Any]) -> _Place | Non
         final = options.get("task_id"), options.get("group_index")
     else:
         return None
-    if not chord or not group_id or not final[0] or _is_ledgers(chord):
+    if not chord or not group_id or not final[0]:
         return None
     order = headers.get("replaced_task_nesting") or 0, -len(chain), headers.get("retries") or 0
     return _Place(group_id, _slot(*final), order)

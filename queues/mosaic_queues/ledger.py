@@ -73,7 +73,7 @@ class Advance(NamedTuple):
 
 
 class LiveCall(NamedTuple):
-    """A call that is not finished. `at_ms` is when it became ready, when it is due, or when it was ready before its claim."""
+    """A call that is not finished. `at_ms` is when it became ready (also of a claimed one), or when it is due."""
 
     call: str
     state: CallState

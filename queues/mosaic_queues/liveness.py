@@ -112,7 +112,7 @@ class Liveness:
             pipe.execute()
 
     def reincarnate(self) -> None:
-        """Takes a new name after a transition whose answer was lost: whatever it claimed for the old one is re-issued."""
+        """Takes a new name after a transition whose answer was lost: what the old one holds is re-issued."""
         old = self.name
         self.process = msgspec.structs.replace(self.process, name=incarnation(self.process.host))
         self.renew()

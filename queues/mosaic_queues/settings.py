@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     max_nodes: int = Field(default=50_000, gt=0, description="larger workflows are refused")
 
     continuation_calls: int = Field(
-        default=256, ge=0, description="calls that one message may go on to, without the broker; 0: none"
+        default=2048, ge=0, description="calls that one message may go on to, without the broker; 0: none"
     )
     continuation_s: float = Field(default=0.2, ge=0, description="time that one message may spend so")
     batch_calls: int = Field(default=256, ge=1, description="calls that one message may carry")

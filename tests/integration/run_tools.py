@@ -124,7 +124,7 @@ def hang_for_good() -> None:
     while True:
         try:
             time.sleep(3600)
-        except BaseException:  # noqa: BLE001 - the point of it
+        except BaseException:
             continue
 
 

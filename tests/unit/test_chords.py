@@ -31,10 +31,6 @@ def test_task_outside_of_chords_has_no_place() -> None:
     assert _place(headers("a"), {"chord": None, "chain": [{"options": {"task_id": "b"}}]}) is None
 
 
-def test_header_of_the_ledgers_own_chord_has_no_place() -> None:
-    assert _place(headers("a"), {"chord": {"task": "mosaic.close"}, "chain": None}) is None
-
-
 def test_later_messages_of_a_slot_have_a_higher_order(app: Celery) -> None:
     last = app.signature("last", task_id="z", group_id="g", group_index=2, chord={"task": "body"})
     middle = app.signature("middle", task_id="y")

@@ -17,12 +17,16 @@ def interrupted_by(work: Callable[[], None], reason: Exception) -> Interruptible
     other = threading.Thread(target=lambda: inside.wait(5) and context.interrupt(reason))
     other.start()
     try:
-        with pytest.raises(Interrupted), context:
-            inside.set()
-            work()
+        with pytest.raises(Interrupted):
+            run_in(context, lambda: (inside.set(), work()))
     finally:
         other.join()
     return context
+
+
+def run_in(context: Interruptible, work: Callable[[], object]) -> None:
+    with context:
+        work()
 
 
 def spin() -> None:
@@ -52,10 +56,14 @@ def test_what_is_over_cannot_be_interrupted() -> None:
 
 def test_an_interruption_happens_once() -> None:
     context = Interruptible()
-    with pytest.raises(Interrupted), context:
+
+    def work() -> None:
         assert context.interrupt(ValueError("first"))
         assert not context.interrupt(ValueError("second"))
         spin()
+
+    with pytest.raises(Interrupted):
+        run_in(context, work)
     assert str(context.reason) == "first"
 
 
