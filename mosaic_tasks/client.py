@@ -111,7 +111,7 @@ class Run:
 
     def view(self) -> RunView:
         """State, times and counts of each node, from the run's events."""
-        return project(self.plan(), self.events())
+        return project(self.plan(), self.events(), run_id=self.id)
 
     def events(self, *, follow: bool = False, after: str = "0") -> Iterator[Event]:
         """What happened, in order.

@@ -24,13 +24,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from mosaic_queues.errors import RunCancelled, UnknownRun
 from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
 from mosaic_tasks.execution import (
-    Execution,
     Expand,
     Failure,
     Outcome,
     Skip,
     Value,
     Work,
+    execution_of,
     failure,
     retry_pause,
     timed_out,
@@ -110,7 +110,7 @@ class Drive:
                 "message of a run that is gone", event_name="drive.gone", run=self.run_id, error=str(error)
             )
             return
-        self.execution = Execution(self.process, self.run_id, self.plan)
+        self.execution = execution_of(self.process, self.run_id, self.plan)
         self._advance()
         while self._claimed:
             self._run_some()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPla
 from mosaic_tasks.process import Process
 from mosaic_tasks.references import read
 from mosaic_tasks.templates import evaluate
+
+VALUES_KEPT = 512
+"""Decoded outputs that an execution keeps at hand."""
 
 
 class Value(NamedTuple):
@@ -105,6 +109,8 @@ class Execution:
 
     def _load(self, sources: Sequence[int]) -> None:
         """Fetches the outputs of these producers in one round trip, those not at hand."""
+        if len(self._decoded) > VALUES_KEPT:
+            self._decoded.clear()
         missing = [source for source in sources if source not in self._decoded]
         if not missing:
             return
@@ -165,7 +171,7 @@ class Execution:
         try:
             if work.node.plan.kind == "task":
                 return self._value(self._run_task(work))
-            result = work.node.tool.function(**work.arguments)
+            result = work.node.tool.function(**work.node.tool.typed(work.arguments))
             return self._value(list(result) if work.node.tool.mode == "generator" else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
@@ -192,7 +198,7 @@ class Execution:
             return failure(work.node, work.claim, error)
 
     async def _await_tool(self, work: Work) -> Value:
-        result = work.node.tool.function(**work.arguments)
+        result = work.node.tool.function(**work.node.tool.typed(work.arguments))
         if inspect.isasyncgen(result):
             return self._value([item async for item in result])
         return self._value(await result)
@@ -204,6 +210,21 @@ class Execution:
             work.claim.call, str(answer.model), used.input_tokens, used.output_tokens, used.cost_usd
         )
         return self._value(answer.value)._replace(usage=usage)
+
+
+class _Latest(threading.local):
+    execution: Execution | None = None
+
+
+_latest = _Latest()
+
+
+def execution_of(process: Process, run_id: str, plan: PreparedPlan) -> Execution:
+    """The execution of a run in this thread. The latest is kept: a fan-out's next message reads the same list."""
+    latest = _latest.execution
+    if latest is None or latest.run_id != run_id or latest.process is not process:
+        latest = _latest.execution = Execution(process, run_id, plan)
+    return latest
 
 
 class Work(NamedTuple):

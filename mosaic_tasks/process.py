@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
+from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.collector import collector_paused
 from mosaic_tasks.loop import close_loop
 from mosaic_tasks.plan import Plan
@@ -54,7 +56,9 @@ class Process:
         self.once: Redis = sending_once(self.client)
         self.ledger = Ledger(self.client, once=self.once, namespace=self.settings.namespace)
         self.payloads = PayloadStore.from_settings(self.client)
-        self.outbox = Outbox(app)
+        self._ahead_s = 0.0
+        self._compare_clocks()
+        self.outbox = Outbox(app, clock=lambda: time.time() + self._ahead_s)
         self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
         self.lengths = Lengths()
         self.serves = facts.queues
@@ -86,7 +90,7 @@ class Process:
                 expiry_s=self.settings.liveness_s,
                 queues=queues,
                 slots=slots,
-                on_beat=self._count_slots,
+                on_beat=self._beat,
             )
             liveness.start()
             self._count_slots()
@@ -107,6 +111,14 @@ class Process:
         self.client.close()
 
     # -- sharing -----------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self._count_slots()
+        self._compare_clocks()
+
+    def _compare_clocks(self) -> None:
+        """How far the server's clock is ahead of this machine's."""
+        self._ahead_s = server_ms(self.client) / 1000 - time.time()
 
     def _count_slots(self) -> None:
         slots: dict[str, int] = {}

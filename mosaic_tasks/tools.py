@@ -6,13 +6,15 @@ import collections.abc
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, Literal, TypeVar, overload
 
-from mosaic_queues.errors import DefinitionError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from mosaic_queues.errors import BindingError, DefinitionError
 from mosaic_tasks.grammar import AgentSpec, RetryRule
 from mosaic_tasks.references import did_you_mean
 from mosaic_tasks.schemas import ANY, Schema, schema_of
@@ -60,6 +62,31 @@ class ToolSpec:
         self.target, self.function = target, function
         self.mode: Mode = _mode(function)
         self.options: ToolOptions = getattr(function, _OPTIONS, ToolOptions())
+
+    @cached_property
+    def _adapters(self) -> dict[str, TypeAdapter[Any]]:
+        """For each argument that is annotated with a model or a dataclass, what makes one."""
+        return {
+            name: TypeAdapter(parameter.annotation)
+            for name, parameter in self.parameters.items()
+            if _names_model(parameter.annotation)
+        }
+
+    def typed(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments, models and dataclasses made from the maps that travelled.
+
+        Raises:
+            BindingError: a value does not fit its model.
+        """
+        if not self._adapters:
+            return arguments
+        made = dict(arguments)
+        for name in self._adapters.keys() & made.keys():
+            try:
+                made[name] = self._adapters[name].validate_python(made[name])
+            except ValidationError as error:
+                raise BindingError(f"argument {name!r} of {self.target!r} does not fit: {error}") from error
+        return made
 
     @property
     def is_async(self) -> bool:
@@ -119,6 +146,13 @@ class ToolSpec:
         if self.mode in ("generator", "async_generator"):
             return {"type": "array", "items": schema_of(_yielded(result), output=True)}
         return schema_of(result, output=True) if result is not Any else ANY
+
+
+def _names_model(annotation: Any) -> bool:
+    """Whether a pydantic model or a dataclass stands anywhere in an annotation."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        return True
+    return any(_names_model(part) for part in typing.get_args(annotation))
 
 
 def _anything(**_arguments: Any) -> Any:

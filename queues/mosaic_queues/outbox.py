@@ -38,10 +38,14 @@ def one_call_a_message(_queue: str, _calls: Sequence[str]) -> int:
 
 
 class Outbox:
-    """Sends calls to the queues they wait for."""
+    """Sends calls to the queues they wait for.
 
-    def __init__(self, app: Celery) -> None:
-        self._app = app
+    Args:
+        clock: the server's time in Unix seconds; messages carry it, and the sweeper compares it with the ledger's.
+    """
+
+    def __init__(self, app: Celery, *, clock: Callable[[], float] = time.time) -> None:
+        self._app, self._clock = app, clock
 
     def publish(
         self, run_id: str, groups: Iterable[Group], *, batch_size: BatchSize = one_call_a_message
@@ -50,8 +54,9 @@ class Outbox:
         messages = list(_messages(groups, batch_size))
         if messages:
             with self._producer(run_id) as producer:
+                sent_at = self._clock()
                 for queue, calls in messages:
-                    self._send(producer, run_id, queue, calls)
+                    self._send(producer, run_id, queue, calls, sent_at)
                 return True
         return not messages
 
@@ -72,10 +77,11 @@ class Outbox:
         if node is None:
             return True
         with self._producer(run_id) as producer:
+            sent_at = self._clock()
             for index, member in enumerate(node.tasks):
                 run_id, calls = member.args
                 group = {"group_id": node.id, "group_index": index}
-                self._send(producer, run_id, member.options["queue"], calls, **group)
+                self._send(producer, run_id, member.options["queue"], calls, sent_at, **group)
             return True
         return False
 
@@ -109,7 +115,9 @@ class Outbox:
         errors: tuple[type[Exception], ...] = self._app.connection_for_write().connection_errors
         return errors
 
-    def _send(self, producer: Any, run_id: str, queue: str, calls: Sequence[str], **group: Any) -> None:
+    def _send(
+        self, producer: Any, run_id: str, queue: str, calls: Sequence[str], sent_at: float, **group: Any
+    ) -> None:
         message = self._app.amqp.as_task_v2(
             uuid.uuid4().hex,
             CLOSE_TASK if calls[0].endswith(CLOSE_SUFFIX) else CALL_TASK,
@@ -126,7 +134,7 @@ class Outbox:
             exchange="",
             routing_key=queue,
             serializer="json",
-            headers={**message.headers, "sent_at": time.time()},
+            headers={**message.headers, "sent_at": sent_at},
             retry=True,
             retry_policy=_RETRY,
             **message.properties,

@@ -11,6 +11,21 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+
+class Order(BaseModel):
+    city: str
+    total: int = 0
+
+
+def cheapest(orders: list[Order]) -> Order:
+    return min(orders, key=lambda order: order.total)
+
+
+def city_of(order: Order) -> str:
+    return order.city
+
 
 def one(**_anything: Any) -> int:
     return 1

@@ -80,6 +80,19 @@ def test_coroutines_of_one_node_run_side_by_side(worker: Workers) -> None:
     assert record.ended_ms - record.created_ms < 16 * 400 / 2
 
 
+def test_tools_take_and_give_models(worker: Workers) -> None:
+    flow = Flow("models")
+    found = flow.tool(tools.cheapest, orders=[{"city": "Oslo", "total": 120}, {"city": "Rome", "total": 80}])
+    assert finish(flow, flow.tool(tools.city_of, order=found)) == "Rome"
+
+
+def test_a_value_that_does_not_fit_its_model_is_named(worker: Workers) -> None:
+    flow = Flow("models")
+    given = flow.tool(tools.echo, value={"town": "Rome"})
+    with pytest.raises(RunFailed, match=r"(?s)node 'city_of': BindingError: argument 'order' .*city"):
+        finish(flow, flow.tool(tools.city_of, order=given))
+
+
 def test_a_tool_cannot_change_what_another_reads(worker: Workers) -> None:
     flow = Flow("isolated")
     source = flow.tool(tools.count, n=2, id="source")
