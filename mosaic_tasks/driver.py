@@ -121,6 +121,9 @@ class Drive:
     def _run_some(self) -> None:
         """Runs held calls until the commit window closes."""
         until = time.monotonic() + COMMIT_S
+        with self._lock:
+            held = [claim.call for claim in self._claimed]
+        self.execution.fetch(held)
         together: list[Work] = []
         while (claim := self._next_claim()) is not None:
             prepared = self.execution.prepare(claim)
@@ -288,6 +291,7 @@ class Drive:
             joins=list(finished.joins.values()),
             usages=finished.usages,
             claim=wanted,
+            read=self.execution.absent(wanted),
             keep=keep,
             serves=self.process.serves,
         )
@@ -304,6 +308,8 @@ class Drive:
         return answer
 
     def _take(self, answer: Advance) -> None:
+        for call, envelope in answer.outputs.items():
+            self.process.remember_value(self.run_id, call, envelope)
         self.process.publish(self.run_id, self.plan, answer.ready)
         with self._lock:
             self._claimed.extend(answer.claimed)

@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,8 +25,12 @@ from mosaic_tasks.process import Process
 from mosaic_tasks.references import read
 from mosaic_tasks.templates import evaluate
 
-VALUES_KEPT = 512
+VALUES_KEPT = 4096
 """Decoded outputs that an execution keeps at hand."""
+
+
+VALUES_READ = 200
+"""Outputs that come with a claim; more are fetched in a trip of their own."""
 
 
 class Value(NamedTuple):
@@ -107,6 +111,20 @@ class Execution:
 
     # -- values ------------------------------------------------------------------------------------------------
 
+    def absent(self, calls: Iterable[str]) -> list[str]:
+        """The outputs that these calls read and that are not at hand; the ledger sends them with the claims."""
+        nodes = [self.plan.node(number) for number in dict.fromkeys(CallId(call).node for call in calls)]
+        sources = dict.fromkeys(source for node in nodes for source in node.required + node.optional)
+        named = [_output_call(source) for source in sources if source not in self._decoded]
+        return [call for call in named if (self.run_id, call) not in self.process.values][:VALUES_READ]
+
+    def fetch(self, calls: Iterable[str]) -> None:
+        """Gets what is absent for these calls, in one round trip."""
+        absent = self.absent(calls)
+        for call, envelope in zip(absent, self.process.ledger.outputs(self.run_id, absent), strict=True):
+            if envelope is not None:
+                self.process.remember_value(self.run_id, call, envelope)
+
     def _load(self, sources: Sequence[int]) -> None:
         """Fetches the outputs of these producers in one round trip, those not at hand."""
         if len(self._decoded) > VALUES_KEPT:
@@ -114,7 +132,7 @@ class Execution:
         missing = [source for source in sources if source not in self._decoded]
         if not missing:
             return
-        calls = [INPUTS_CALL if source == INPUTS else str(source) for source in missing]
+        calls = [_output_call(source) for source in missing]
         at_hand = [self.process.values.get((self.run_id, call)) for call in calls]
         absent = [call for call, envelope in zip(calls, at_hand, strict=True) if envelope is None]
         fetched = iter(self.process.ledger.outputs(self.run_id, absent))
@@ -210,6 +228,11 @@ class Execution:
             work.claim.call, str(answer.model), used.input_tokens, used.output_tokens, used.cost_usd
         )
         return self._value(answer.value)._replace(usage=usage)
+
+
+def _output_call(source: int) -> str:
+    """Under which call the ledger keeps the output of a source."""
+    return INPUTS_CALL if source == INPUTS else str(source)
 
 
 class _Latest(threading.local):

@@ -30,7 +30,7 @@ from mosaic_tasks.reporting import Reporter
 from mosaic_tasks.sharing import Lengths, batch_size
 
 PLANS_KEPT = 32
-VALUES_KEPT = 512
+VALUES_KEPT = 4096
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):

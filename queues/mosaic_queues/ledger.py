@@ -64,12 +64,13 @@ class JoinStep(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Answer to a transition: refused calls, calls now held by this process, and calls to publish."""
+    """Answer to a transition: refused calls, calls now held by this process, calls to publish, envelopes read."""
 
     stale: list[str]
     claimed: list[Claim]
     ready: list[Group]
     closed: bool
+    outputs: Mapping[str, bytes] = {}
 
 
 class LiveCall(NamedTuple):
@@ -144,22 +145,32 @@ class Ledger:
         joins: Sequence[JoinStep] = (),
         usages: Sequence[Usage] = (),
         claim: Sequence[str] = (),
+        read: Sequence[str] = (),
         keep: int = 0,
         serves: Sequence[str] = (),
     ) -> Advance:
-        """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls."""
+        """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls.
+
+        Args:
+            read: finished calls whose envelopes come back with the claims (at most some hundreds).
+        """
         argument = {
             "holder": holder,
             "done": [(item.call, item.fence, item.kind, item.joins) for item in done],
             "joins": joins,
             "notes": [("usage", *usage) for usage in usages],
             "claim": claim,
+            "read": read,
             "keep": keep,
             "serves": serves,
         }
         client = self._once if claim or keep else self.client
         envelopes = [item.envelope for item in done]
-        return _advance(_ADVANCE(client, self.keys.run(run_id), argument, envelopes))
+        answer, *found = _ADVANCE(client, self.keys.run(run_id), argument, envelopes)
+        outputs = {
+            call: envelope for call, envelope in zip(read, found, strict=False) if envelope is not None
+        }
+        return _advance(answer)._replace(outputs=outputs)
 
     def expand(
         self,

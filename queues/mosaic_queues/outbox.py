@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import structlog
@@ -53,7 +53,7 @@ class Outbox:
         """Publishes; False when the broker does not answer (the sweeper publishes later)."""
         messages = list(_messages(groups, batch_size))
         if messages:
-            with self._producer(run_id) as producer:
+            with self._producer(run_id, batch=len(messages) > 1) as producer:
                 sent_at = self._clock()
                 for queue, calls in messages:
                     self._send(producer, run_id, queue, calls, sent_at)
@@ -98,10 +98,13 @@ class Outbox:
         return self._app.signature(task, (run_id, calls), immutable=True, options={"queue": queue})
 
     @contextmanager
-    def _producer(self, run_id: str) -> Iterator[Any]:
-        """A batching producer; a broker that does not answer is logged, the calls stay in the outbox."""
+    def _producer(self, run_id: str, *, batch: bool = True) -> Iterator[Any]:
+        """A producer; a broker that does not answer is logged, the calls stay in the outbox."""
         try:
-            with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
+            with (
+                self._app.producer_pool.acquire(block=True) as producer,
+                producer.batch() if batch else nullcontext(),
+            ):
                 yield producer
         except (OperationalError, *self._broker_errors()) as error:
             log.warning(

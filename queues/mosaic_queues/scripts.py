@@ -20,7 +20,8 @@ def _source(name: str) -> str:
 
 
 class Script:
-    """One transition: `common.lua` followed by its own file. Takes one msgpack map, answers msgpack or an integer."""
+    """One transition: `common.lua` followed by its own file. Takes one msgpack map, answers msgpack
+    (alone, or first in a list) or an integer."""
 
     def __init__(self, name: str) -> None:
         self.text = f"{_source('common')}\n{_source(name)}"
@@ -29,7 +30,7 @@ class Script:
     def __call__(
         self, client: Redis, keys: Sequence[str], argument: dict[str, Any], envelopes: Sequence[bytes] = ()
     ) -> Any:
-        """Runs the script on the keys of a run; decodes a msgpack answer.
+        """Runs the script on the keys of a run; decodes what is msgpack in its answer.
 
         Args:
             envelopes: follow the map as arguments of their own, since the server's msgpack knows no binary type.
@@ -39,4 +40,6 @@ class Script:
             answer: Any = client.evalsha(self.sha, len(keys), *keys, packed, *envelopes)
         except NoScriptError:
             answer = client.eval(self.text, len(keys), *keys, packed, *envelopes)
+        if isinstance(answer, list):
+            return [_decode(answer[0]), *answer[1:]]
         return _decode(answer) if isinstance(answer, bytes) else answer

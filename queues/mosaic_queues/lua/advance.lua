@@ -5,8 +5,10 @@
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
 --      notes   {event}   what the calls used: recorded as it is, also for stale calls, for it was spent
+--      read    {ids}   finished calls whose envelopes the claimed calls need
 --      keep, serves   how many newly ready calls to claim, on which queues
--- Returns {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool}.
+-- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool} as msgpack, then an
+-- envelope or nil for each id of `read`.
 local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
@@ -51,7 +53,7 @@ for _, join in ipairs(arg.joins) do
 end
 if ends then
   close_run('done', '', events)
-  return cmsgpack.pack({stale, {}, {}, true})
+  return {cmsgpack.pack({stale, {}, {}, true})}
 end
 
 local wanted, writes, taken = arg.claim, {}, {}
@@ -72,4 +74,8 @@ end
 local kept, ready = release(groups, events)
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
-return cmsgpack.pack({stale, claimed, ready, false})
+local answer = {cmsgpack.pack({stale, claimed, ready, false})}
+if #arg.read > 0 and #claimed > 0 then
+  for i, envelope in ipairs(redis.call('HMGET', OUT, unpack(arg.read))) do answer[i + 1] = envelope end
+end
+return answer
