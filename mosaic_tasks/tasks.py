@@ -21,6 +21,7 @@ def register(app: Celery) -> None:
         "reject_on_worker_lost": True,
         "ignore_result": True,
         "send_events": False,
+        "Strategy": "mosaic_tasks.strategy:strategy",
     }
 
     @app.task(name=CALL_TASK, **options)

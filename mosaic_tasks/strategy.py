@@ -1,0 +1,57 @@
+"""How a worker takes up our messages: Celery's way, or in a solo worker a shorter one.
+
+A solo worker runs a message where it receives it, so there is no pool to hand a request to, and nothing can ask about
+it or revoke it meanwhile: the driver is called at once and the message acknowledged after it. That spares about a
+third of what Celery spends on a message. Calls emit their own task events either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import InvalidTaskError
+from celery.utils.log import get_task_logger
+from celery.worker import state
+from celery.worker.strategy import default
+
+from mosaic_tasks.driver import drive
+from mosaic_tasks.process import process_for
+
+logger = get_task_logger(__name__)
+
+Handler = Callable[..., Any]
+
+
+def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
+    """The handler of a worker's messages of `mosaic.call` and `mosaic.close` (`Task.Strategy`)."""
+    if not isinstance(consumer.pool, SoloPool):
+        handler: Handler = default(task, app, consumer, **options)
+        return handler
+    process = process_for(app)
+
+    def handle(message: Any, _body: Any, ack: Callable[..., Any], *_rest: Any) -> None:
+        run_id, calls = arguments(message.payload)
+        state.all_total_count[0] += 1
+        state.total_count[task.name] += 1
+        drive(process, run_id, calls)
+        ack(logger, consumer.connection_errors)
+
+    return handle
+
+
+def arguments(payload: Any) -> tuple[str, Sequence[str]]:
+    """Run id and call ids from a message's payload.
+
+    Raises:
+        InvalidTaskError: somebody else's message; Celery logs and drops it.
+    """
+    try:
+        (run_id, calls), _options, _embed = payload
+    except (TypeError, ValueError):
+        raise InvalidTaskError(f"no run id and call ids in {str(payload)[:80]!r}") from None
+    if not (isinstance(run_id, str) and isinstance(calls, list) and all(isinstance(c, str) for c in calls)):
+        raise InvalidTaskError(f"no run id and call ids in {str(payload)[:80]!r}")
+    return run_id, calls
