@@ -93,13 +93,19 @@ async def run_agent(
     value, wrong = parse_answer(first.text, agent.output_schema)
     if wrong is None:
         return AgentAnswer(value, first.usage, label)
-    second = await _ask(asked, _repair(request, first.text, wrong), clock, None)
-    value, still_wrong = parse_answer(second.text, agent.output_schema)
-    if still_wrong is not None:
-        raise OutputInvalid(
-            f"model {label!r} does not fit its output schema, also after a repair: {still_wrong}"
-        )
-    return AgentAnswer(value, first.usage + second.usage, label, repaired=True)
+    spent = first.usage
+    try:
+        second = await _ask(asked, _repair(request, first.text, wrong), clock, None)
+        spent += second.usage
+        value, still_wrong = parse_answer(second.text, agent.output_schema)
+        if still_wrong is not None:
+            raise OutputInvalid(
+                f"model {label!r} does not fit its output schema, also after a repair: {still_wrong}"
+            )
+    except EngineError as error:
+        error.model, error.usage = label, spent
+        raise
+    return AgentAnswer(value, spent, label, repaired=True)
 
 
 def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:

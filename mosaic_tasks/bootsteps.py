@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
+from mosaic_queues.heads import oldest_message
+from mosaic_queues.ledger import Group
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.sweeper import Sweeper
-from mosaic_tasks.process import Process, WorkerFacts, close_process, process_for, set_worker_facts
+from mosaic_tasks.process import Process, WorkerFacts, close_all, close_process, process_for, set_worker_facts
 
 
 class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
@@ -55,8 +57,8 @@ def sweeper(process: Process) -> Sweeper:
     """A sweeper on a process's server and broker."""
     config = process.settings
 
-    def publish(run_id: str, groups: Any) -> bool:
-        return process.outbox.publish(run_id, groups)
+    def publish(run_id: str, groups: Sequence[Group]) -> None:
+        process.publish(run_id, process.plan_of(run_id), groups)
 
     return Sweeper(
         process.ledger,
@@ -66,29 +68,14 @@ def sweeper(process: Process) -> Sweeper:
         expire=lambda: expire_objects(process.client, namespace=config.namespace),
         pause_s=config.sweep_s,
         grace_s=config.outbox_grace_s,
-        max_run_s=config.max_run_s,
+        plans_s=config.max_run_s + config.retention_s,
         lock_s=max(5 * config.sweep_s, 5.0),
     )
 
 
-def oldest_message(app: Celery, queue: str) -> float | None:
-    """When the oldest message of a queue was published (Unix seconds): None when the queue is empty, 0 when unknown."""
-    with app.connection_for_read() as connection, connection.channel() as channel:
-        client = getattr(channel, "client", None)
-        if client is None or not hasattr(client, "lindex"):
-            return 0.0 if channel.queue_declare(queue, passive=True).message_count else None
-        raw = client.lindex(queue, -1)
-    if raw is None:
-        return None
-    headers = msgspec.json.decode(raw).get("headers", {})
-    return float(headers.get("sent_at", 0.0))
-
-
 @worker_process_shutdown.connect(weak=False)
 def _close_child(**_options: Any) -> None:
-    from mosaic_tasks import process
-
-    process.close_all()
+    close_all()
 
 
 def install_step(app: Celery) -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -35,10 +34,11 @@ from mosaic_tasks.execution import (
     retry_pause,
     timed_out,
 )
-from mosaic_tasks.interrupting import Interrupted, Interruptible
-from mosaic_tasks.loop import run_on_loop
+from mosaic_tasks.interrupting import Interrupted
+from mosaic_tasks.loop import close_loop, run_on_loop
 from mosaic_tasks.prepared import CLOSE, CallId
 from mosaic_tasks.process import Process
+from mosaic_tasks.running import Running
 from mosaic_tasks.sharing import TOGETHER, calls_to_keep, claim_size
 from mosaic_tasks.watch import watching
 
@@ -51,17 +51,7 @@ CLAIM_MOST = 64
 
 STATUS_EVERY_S = 1.0
 """A long call looks so often whether its run still wants it."""
-GRACE_S = 5.0
-"""A call that resists its interruption for so long ends its process."""
 STUCK_EXIT = 75
-
-
-class Current(NamedTuple):
-    """The tool call that runs in this thread now, since a monotonic time."""
-
-    work: Work
-    context: Interruptible
-    since: float
 
 
 @dataclass
@@ -73,7 +63,7 @@ class Finished:
     usages: list[Usage] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.done)
+        return bool(self.done or self.usages)
 
     def released(self) -> list[str]:
         """The calls that the joins may release."""
@@ -88,33 +78,49 @@ class Finished:
 
 
 class Drive:
-    """One message's work on one run."""
+    """One message's work on one run.
+
+    The drive's own thread runs and records; the watch's thread calls `look`. They share what `_lock` guards: calls
+    given and claimed but not begun, and what is finished but not recorded. `_looking` is held while the watch acts, so
+    that the drive does not end in the middle of it.
+    """
 
     def __init__(self, process: Process, run_id: str, calls: Sequence[str]) -> None:
         self.process, self.run_id = process, run_id
         self.started = time.monotonic()
-        self._current: Current | None = None
+        self._running: Running | None = None
+        self._looking = threading.Lock()
         self._looked = 0.0
+        self._over = False
         self._given = deque(calls)
         self._claimed: deque[Claim] = deque()
         self._finished = Finished()
         self._continued = 0
         self._lock = threading.Lock()
 
-    def run(self) -> None:
-        """Runs until nothing is left that this message may do."""
+    def load(self) -> bool:
+        """Reads the plan; False when the run is gone."""
         try:
             self.plan = self.process.plan_of(self.run_id)
         except UnknownRun as error:
-            log.info(
-                "message of a run that is gone", event_name="drive.gone", run=self.run_id, error=str(error)
-            )
-            return
+            log.info("drive.gone", what="message of a run that is gone", run=self.run_id, error=str(error))
+            return False
         self.execution = execution_of(self.process, self.run_id, self.plan)
-        self._advance()
-        while self._claimed:
-            self._run_some()
+        return True
+
+    def run(self) -> None:
+        """Runs until nothing is left that this message may do."""
+        while not self._ends():
             self._advance()
+            while self._claimed:
+                self._run_some()
+                self._advance()
+
+    def _ends(self) -> bool:
+        """Whether all is done; the watch may have put something back that it could not hand over."""
+        with self._looking:
+            self._over = not (self._given or self._claimed or self._finished)
+            return self._over
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -146,30 +152,43 @@ class Drive:
             return self._claimed.popleft() if self._claimed else None
 
     def _run_sync(self, work: Work) -> None:
-        context = Interruptible()
+        running = Running([work], together=False)
         begun = time.perf_counter()
         try:
-            with context:
-                self._current = Current(work, context, time.monotonic())
+            with running.context:
+                self._running = running
                 outcome = self.execution.run(work)
         except Interrupted:
-            assert context.reason is not None
-            outcome = failure(work.node, work.claim, context.reason)
+            outcome = failure(work.node, work.claim, running.context.reason or Interrupted())
         finally:
-            self._current = None
+            self._running = None
         self._settle(work.claim, outcome, time.perf_counter() - begun)
 
     def _run_together(self, works: Sequence[Work]) -> None:
-        begun = time.perf_counter()
+        running = Running(works, together=True)
+
+        async def run_one(work: Work) -> None:
+            running.begin()
+            outcome = await self.execution.run_async(work)
+            running.end(work)
+            self._settle(work.claim, outcome, (time.monotonic() - running.since) / len(works))
 
         async def run_all() -> None:
-            async def run_one(work: Work) -> None:
-                outcome = await self.execution.run_async(work)
-                self._settle(work.claim, outcome, time.perf_counter() - begun)
+            async with asyncio.TaskGroup() as group:
+                for work in works:
+                    group.create_task(run_one(work))
 
-            await asyncio.gather(*(run_one(work) for work in works))
-
-        run_on_loop(run_all())
+        try:
+            with running.context:
+                self._running = running
+                run_on_loop(run_all())
+        except (Interrupted, asyncio.CancelledError):
+            close_loop()
+            reason = running.context.reason or Interrupted("the loop was ended")
+            for work in list(running.works):
+                self._settle(work.claim, failure(work.node, work.claim, reason), 0.0)
+        finally:
+            self._running = None
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -187,7 +206,7 @@ class Drive:
                 self._expand(claim, size)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"{size} items")
             case Failure():
-                self.fail(claim, outcome)
+                self._fail(claim, outcome)
 
     def _finish(self, claim: Claim, envelope: bytes, *, skipped: bool, usage: Usage | None = None) -> None:
         call = CallId(claim.call)
@@ -232,14 +251,17 @@ class Drive:
             answer = answer._replace(ready=[])
         self._take(answer)
 
-    def fail(self, claim: Claim, outcome: Failure) -> None:
+    def _fail(self, claim: Claim, outcome: Failure) -> None:
         """Another attempt, the node's declared way out, or the end of the run. Also called by the watch."""
         node = self.plan.node(CallId(claim.call).node)
+        if outcome.usage is not None:
+            with self._lock:
+                self._finished.usages.append(outcome.usage)
         pause = retry_pause(node, claim.failures) if outcome.retryable else None
         self.process.reporter.failed(self.run_id, claim.call, outcome.error, retried=pause is not None)
         log.warning(
-            "call failed",
-            event_name="call.failed",
+            "call.failed",
+            what="call failed",
             run=self.run_id,
             node=node.name,
             call=claim.call,
@@ -270,8 +292,8 @@ class Drive:
             answer = self._again(lambda keep: self._transition(finished, (), keep))
         if answer.stale:
             log.info(
-                "results refused, their claims were lost",
-                event_name="drive.stale",
+                "drive.stale",
+                what="results refused, their claims were lost",
                 run=self.run_id,
                 calls=answer.stale,
             )
@@ -299,7 +321,7 @@ class Drive:
     def _again(self, transition: Callable[[int], Advance]) -> Advance:
         """The answer was lost: record again (a repetition is refused), claim nothing, and let go of what the lost
         answer may have claimed, by taking a new name."""
-        log.warning("answer lost, the transition is repeated", event_name="drive.again", run=self.run_id)
+        log.warning("drive.again", what="answer lost, the transition is repeated", run=self.run_id)
         answer = transition(0)
         with self._lock:
             self._claimed.clear()
@@ -351,36 +373,37 @@ class Drive:
     # -- the watch's side ----------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Hands back what waits behind a long call, ends what runs for too long or for nothing. Watch's thread."""
-        config = self.process.settings
-        if now - self.started > 2 * config.batch_s:
-            self._commit_now()
-            self._hand_back()
-        current = self._current
-        if current is None:
-            return
-        running = now - current.since
-        timeout = current.work.node.plan.timeout_s
-        if timeout is not None and running > timeout:
-            self._end(current, timed_out(current.work.node), overdue=running - timeout)
-        elif running > STATUS_EVERY_S and now - self._looked > STATUS_EVERY_S:
+        """Hands back what waits behind a long call, ends what runs for too long or for nothing."""
+        with self._looking:
+            if self._over:
+                return
+            if now - self.started > 2 * self.process.settings.batch_s:
+                self._commit_now()
+                self._hand_back()
+            if self._running is not None:
+                self._look_at(self._running, now)
+
+    def _look_at(self, running: Running, now: float) -> None:
+        if running.resists(now):
+            self._abandon(running)
+        elif (work := running.overdue(now)) is not None:
+            running.interrupt(timed_out(work.node), now)
+        elif min(now - running.since, now - self._looked) > STATUS_EVERY_S:
             self._looked = now
             status = self.process.ledger.statuses([self.run_id])[0]
             if status != "running":
-                self._end(current, RunCancelled(f"the run is {status or 'gone'}"), overdue=0.0)
+                running.interrupt(RunCancelled(f"the run is {status or 'gone'}"), now, politely=True)
 
-    def _end(self, current: Current, reason: Exception, *, overdue: float) -> None:
-        """Interrupts the running call; a call that cannot be interrupted is recorded, and its process ends."""
-        if current.context.interrupt(reason) or overdue < GRACE_S:
-            return
+    def _abandon(self, running: Running) -> None:
+        """Records calls that cannot be interrupted as failed, and ends the process."""
         self.process.reporter.flush()
-        self.fail(current.work.claim, failure(current.work.node, current.work.claim, reason))
+        for work in list(running.works):
+            reason = running.context.reason or timed_out(work.node)
+            self._fail(work.claim, failure(work.node, work.claim, reason))
         self._commit_now()
+        names = [work.node.name for work in running.works]
         log.critical(
-            "a call cannot be interrupted, its process ends",
-            event_name="drive.stuck",
-            run=self.run_id,
-            node=current.work.node.name,
+            "drive.stuck", what="calls cannot be interrupted, the process ends", run=self.run_id, nodes=names
         )
         os._exit(STUCK_EXIT)
 
@@ -390,10 +413,15 @@ class Drive:
             given, self._given = list(self._given), deque()
             held, self._claimed = list(self._claimed), deque()
         groups: list[Group] = []
-        if held:
-            groups += self.process.ledger.hand_back(
-                self.run_id, [(claim.call, claim.fence) for claim in held], holder=self.process.holder
-            )
+        try:
+            if held:
+                claims = [(claim.call, claim.fence) for claim in held]
+                groups += self.process.ledger.hand_back(self.run_id, claims, holder=self.process.holder)
+        except RedisError:
+            with self._lock:
+                self._given.extendleft(reversed(given))
+                self._claimed.extendleft(reversed(held))
+            raise
         if given:
             groups.append((self.plan.plan.nodes[CallId(given[0]).node].queue, given))
         self.process.publish(self.run_id, self.plan, groups)
@@ -413,20 +441,30 @@ class Drive:
 
 
 def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
-    """Runs the calls of a message; the body of `mosaic.call` and `mosaic.close`."""
+    """Runs the calls of a message; the body of `mosaic.call` and `mosaic.close`. Raises nothing: a run must not hang
+    because a message failed."""
+    work = Drive(process, run_id, calls)
     try:
-        with watching(Drive(process, run_id, calls)) as work:
-            work.run()
+        if work.load():
+            with watching(work):
+                work.run()
     except RedisError as error:
         log.error(
-            "the server was lost in the middle of a message; its calls are re-issued",
-            event_name="drive.lost",
+            "drive.lost",
+            what="the server was lost, the message's calls are re-issued",
             run=run_id,
-            calls=list(calls),
             error=str(error),
         )
-        with suppress(RedisError):
-            process.reincarnate()
+        _let_go(process)
     except Exception as error:
-        log.exception("internal error, the run is failed", event_name="drive.error", run=run_id)
-        process.ledger.end_run(run_id, "failed", f"internal error in a worker, see its log: {error!r}")
+        log.exception("drive.error", what="internal error, the run is failed", run=run_id)
+        try:
+            process.ledger.end_run(run_id, "failed", f"internal error in a worker, see its log: {error!r}")
+        except RedisError:
+            _let_go(process)
+
+
+def _let_go(process: Process) -> None:
+    """Whatever this process holds is re-issued; when the server is away, once the old name's key has expired."""
+    with suppress(RedisError):
+        process.reincarnate()

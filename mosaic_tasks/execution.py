@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import random
 import threading
-import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from celery.exceptions import Ignore, Reject, Retry
+from redis.exceptions import RedisError
 
-from mosaic_queues.errors import CallError, CallLost, CallTimeout, MosaicError, PayloadError, ToolError
+from mosaic_queues.errors import (
+    CallError,
+    CallLost,
+    CallTimeout,
+    EngineError,
+    MosaicError,
+    PayloadError,
+    ToolError,
+)
 from mosaic_queues.ledger import Claim, Usage
 from mosaic_tasks.agents import run_agent
-from mosaic_tasks.plan import INPUTS, ITEM, AgentPlan, Ref
+from mosaic_tasks.plan import INPUTS, ITEM, Ref
 from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.process import Process
 from mosaic_tasks.references import read
@@ -54,10 +64,11 @@ class Expand(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A call failed."""
+    """A call failed; `usage` is what an agent spent all the same."""
 
     error: str
     retryable: bool
+    usage: Usage | None = None
 
 
 Outcome = Value | Skip | Expand | Failure
@@ -80,6 +91,8 @@ class Execution:
             return failure(node, claim, CallLost(f"the process that ran it died {claim.losses} times"))
         try:
             return self._prepare(claim, call, node)
+        except RedisError:
+            raise
         except Exception as error:  # noqa: BLE001 - a condition or a path in the definition may raise anything
             return failure(node, claim, error)
 
@@ -167,6 +180,11 @@ class Execution:
         items = self._read(ref, None)
         if not isinstance(items, list):
             raise ToolError(f"for_each needs a list, and got {type(items).__name__}: {str(items)[:80]!r}")
+        most = self.process.settings.max_items
+        if len(items) > most:
+            raise ToolError(
+                f"for_each over {len(items)} items, at most {most}; split the list, or set MOSAIC_MAX_ITEMS"
+            )
         return items
 
     def _collect(self, node: PreparedNode) -> list[Any]:
@@ -188,17 +206,26 @@ class Execution:
         """Runs a tool or task in this thread."""
         try:
             if work.node.plan.kind == "task":
-                return self._value(self._run_task(work))
-            result = work.node.tool.function(**work.node.tool.typed(work.arguments))
-            return self._value(list(result) if work.node.tool.mode == "generator" else result)
+                result = self._run_task(work)
+            else:
+                result = work.node.tool.function(**work.node.tool.typed(work.arguments))
+                result = list(result) if work.node.tool.mode == "generator" else result
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
+        return self._outcome(work, result)
+
+    def _outcome(self, work: Work, result: Any, usage: Usage | None = None) -> Outcome:
+        """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
+        try:
+            return self._value(result)._replace(usage=usage)
+        except PayloadError as error:
+            return failure(work.node, work.claim, error)._replace(usage=usage)
 
     def _run_task(self, work: Work) -> Any:
         app = self.process.app
         task = app.tasks.get(work.node.plan.target)
         if task is None:
-            raise CallLost(
+            raise ToolError(
                 f"this worker knows no Celery task {work.node.plan.target!r}; start a worker of the app that defines "
                 f"it, with mosaic_tasks.install(app), on queue {work.node.plan.queue!r}"
             )
@@ -206,28 +233,32 @@ class Execution:
 
     async def run_async(self, work: Work) -> Outcome:
         """Runs an agent or a coroutine tool on the event loop."""
+        agent, usage = work.node.plan.agent, None
         try:
             async with asyncio.timeout(work.node.plan.timeout_s):
-                plan = work.node.plan
-                return await (self._await_tool(work) if plan.agent is None else self._ask(work, plan.agent))
+                if agent is None:
+                    result = await self._await_tool(work)
+                else:
+                    answer = await run_agent(agent, work.names, timeout_s=work.node.plan.timeout_s)
+                    result, usage = answer.value, _usage(work, answer.model, answer.usage)
         except TimeoutError:
             return failure(work.node, work.claim, timed_out(work.node))
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
+        except EngineError as error:
+            spent = _usage(work, error.model, error.usage) if error.usage is not None else None
+            return failure(work.node, work.claim, error)._replace(usage=spent)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
+        return self._outcome(work, result, usage)
 
-    async def _await_tool(self, work: Work) -> Value:
+    async def _await_tool(self, work: Work) -> Any:
         result = work.node.tool.function(**work.node.tool.typed(work.arguments))
         if inspect.isasyncgen(result):
-            return self._value([item async for item in result])
-        return self._value(await result)
+            return [item async for item in result]
+        return await result
 
-    async def _ask(self, work: Work, agent: AgentPlan) -> Value:
-        answer = await run_agent(agent, work.names, timeout_s=work.node.plan.timeout_s)
-        used = answer.usage
-        usage = Usage(
-            work.claim.call, str(answer.model), used.input_tokens, used.output_tokens, used.cost_usd
-        )
-        return self._value(answer.value)._replace(usage=usage)
+
+def _usage(work: Work, model: str, used: Any) -> Usage:
+    return Usage(work.claim.call, str(model), used.input_tokens, used.output_tokens, used.cost_usd)
 
 
 def _output_call(source: int) -> str:
@@ -270,8 +301,8 @@ def retry_pause(node: PreparedNode, failures: int) -> float | None:
     retry = node.plan.retry
     if failures + 1 >= retry.attempts:
         return None
-    pause = min(retry.delay_s * retry.factor**failures, retry.max_delay_s)
-    return pause * (1 + 0.2 * (time.time() % 1.0 - 0.5))
+    pause = retry.delay_s * retry.factor**failures * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries
+    return min(pause, retry.max_delay_s)
 
 
 def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
@@ -281,12 +312,15 @@ def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
     return Failure(f"{where}: {_told(error)}", _is_retryable(error))
 
 
+_OURS = os.path.dirname(__file__) + os.sep
+
+
 def _told(error: BaseException) -> str:
     if isinstance(error, MosaicError):
         return f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         return f"ToolError: it called sys.exit({error.code!r})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "mosaic_tasks" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     place = f" (in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
     return f"ToolError: {type(error).__name__}: {error}{place}"
 

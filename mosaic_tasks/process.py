@@ -107,7 +107,7 @@ class Process:
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()
-        self.once.close()
+        self.once.connection_pool.disconnect()
         self.client.close()
 
     # -- sharing -----------------------------------------------------------------------------------------------
@@ -206,6 +206,7 @@ def ledger_url(app: Celery) -> str | None:
 
 _processes: dict[tuple[int, int], Process] = {}
 _facts = WorkerFacts()
+_lock = threading.Lock()
 
 
 def set_worker_facts(facts: WorkerFacts) -> None:
@@ -217,10 +218,11 @@ def set_worker_facts(facts: WorkerFacts) -> None:
 def process_for(app: Celery) -> Process:
     """This process's resources for an app."""
     key = (os.getpid(), id(app))
-    process = _processes.get(key)
-    if process is None:
-        process = _processes[key] = Process(app, _facts)
-    return process
+    with _lock:
+        process = _processes.get(key)
+        if process is None:
+            process = _processes[key] = Process(app, _facts)
+        return process
 
 
 def close_process(app: Celery) -> None:

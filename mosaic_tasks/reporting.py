@@ -87,12 +87,16 @@ class Reporter:
             try:
                 self._dispatcher.flush(errors=False)
             except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
-                log.warning("task events lost", event_name="reporting.lost", error=str(error))
-                self._dispatcher = None
+                log.warning("reporting.lost", what="task events lost", error=str(error))
+                self._drop()
 
     def close(self) -> None:
         """Sends the rest and closes the connection."""
         self.flush()
-        if self._dispatcher is not None:
-            self._dispatcher.close()
-            self._dispatcher.connection.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.close()
+            dispatcher.connection.close()

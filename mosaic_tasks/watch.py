@@ -63,17 +63,21 @@ class _Watch:
         try:
             watched.look(time.monotonic())
         except RedisError as error:
-            log.warning("watch could not act, it looks again", event_name="watch.failed", error=str(error))
+            log.warning("watch.failed", what="the watch could not act, it looks again", error=str(error))
+        except Exception:
+            log.exception("watch.error", what="the watch could not act, it looks again")
 
 
 _watches: dict[int, _Watch] = {}
+_lock = threading.Lock()
 
 
 def _watch() -> _Watch:
-    watch = _watches.get(os.getpid())
-    if watch is None:
-        watch = _watches[os.getpid()] = _Watch()
-    return watch
+    with _lock:
+        watch = _watches.get(os.getpid())
+        if watch is None:
+            watch = _watches[os.getpid()] = _Watch()
+        return watch
 
 
 def attend(watched: Watched) -> None:

@@ -105,8 +105,8 @@ class LedgerBackend(RedisBackend):
         part = Part(request.group_index, request.id, state not in states.EXCEPTION_STATES, payload)
         if self._advance(request.group, part=(_slot(request.id, request.group_index), part)) < 0:
             log.info(
-                "no such chord: a late copy of a header, or its publisher has another result backend",
-                event_name="chord.unknown",
+                "chord.unknown",
+                what="no such chord: a late copy of a header, or its publisher has another result backend",
                 chord=request.group,
                 task=request.id,
             )
@@ -159,8 +159,8 @@ class LedgerBackend(RedisBackend):
             self._fail_body(body, error)
         except (OperationalError, *self.connection_errors) as error:
             log.warning(
-                "broker does not answer, the body is published later",
-                event_name="chord.down",
+                "chord.down",
+                what="broker does not answer, the body is published later",
                 chord=group_id,
                 error=str(error),
             )
@@ -171,7 +171,7 @@ class LedgerBackend(RedisBackend):
         self.chords.sent(group_id, token=token, records=records)
 
     def _fail_body(self, body: Signature, error: ChordError) -> None:
-        log.warning("chord failed", event_name="chord.failed", body=body.task, error=str(error))
+        log.warning("chord.failed", what="chord failed", body=body.task, error=str(error))
         self.chord_error_from_stack(body, error)
         outer = body.options.get("chord")
         if outer:
@@ -202,9 +202,14 @@ class LedgerBackend(RedisBackend):
     def _pack(self, value: Any) -> bytes:
         return msgspec.msgpack.encode(serialization.dumps(value, serializer=self.app.conf.task_serializer))
 
+    def _accepted(self) -> set[str]:
+        """The content types that the app accepts, as it declared them; others are refused."""
+        accepted: set[str] = serialization.prepare_accept_content(self.app.conf.accept_content)
+        return accepted
+
     def _unpack(self, packed: bytes) -> Any:
         content_type, encoding, data = msgspec.msgpack.decode(packed)
-        return serialization.loads(data, content_type, encoding, accept=[content_type])
+        return serialization.loads(data, content_type, encoding, accept=self._accepted())
 
     # -- recovery ----------------------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class LedgerBackend(RedisBackend):
     def _request(self, message: bytes) -> Context:
         noted = msgspec.msgpack.decode(message, type=_Message)
         args, kwargs, embed = serialization.loads(
-            noted.data, noted.content_type, noted.content_encoding, accept=[noted.content_type]
+            noted.data, noted.content_type, noted.content_encoding, accept=self._accepted()
         )
         return Context(noted.headers, args=args, kwargs=kwargs, delivery_info={}, **embed)
 
@@ -477,7 +482,7 @@ def _encoded(
             _Message(headers, properties, content_type, encoding, data, address[0] or "", address[1] or "")
         )
     except (EncodeError, TypeError, OverflowError) as error:
-        log.info("message cannot be noted", event_name="chord.unnoted", task=name, error=str(error))
+        log.info("chord.unnoted", what="message cannot be noted", task=name, error=str(error))
         return None
 
 
@@ -512,15 +517,13 @@ class _WorkerSide:
             try:
                 if (lock.owned() and lock.reacquire()) or lock.acquire(blocking=False):
                     sweeper.sweep()
-            except (RedisError, OperationalError, OSError) as error:
-                log.warning(
-                    "sweep failed, the next one tries again", event_name="chord.sweep", error=str(error)
-                )
+            except Exception:
+                log.exception("chord.sweep", what="sweep failed, the next one tries again")
         try:
             if lock.owned():
                 lock.release()
         except RedisError as error:
-            log.info("lock left to expire", event_name="chord.resign", error=str(error))
+            log.info("chord.resign", what="lock left to expire", error=str(error))
 
 
 def chord_sweeper(backend: LedgerBackend) -> ChordSweeper:
@@ -577,7 +580,7 @@ def _on_received(request: Any, **_signal: Any) -> None:
             group_id, slot, order = stamp
             backend.chords.claim(group_id, slot, _claimed(request, order, side.liveness.name))
     except RedisError as error:
-        log.warning("cannot claim", event_name="chord.claim", task=request.id, error=str(error))
+        log.warning("chord.claim", what="cannot claim", task=request.id, error=str(error))
 
 
 def _claimed(request: Any, order: Sequence[int], holder: str) -> Slot:
@@ -602,7 +605,7 @@ def _on_postrun(task: Any, state: str | None, **_signal: Any) -> None:
 
 
 signals.before_task_publish.connect(_on_publish, weak=False)
-signals.worker_init.connect(_on_worker_start, weak=False)
+signals.worker_ready.connect(_on_worker_start, weak=False)
 signals.worker_ready.connect(_on_worker_start, weak=False)
 signals.worker_shutdown.connect(_on_worker_shutdown, weak=False)
 signals.task_received.connect(_on_received, weak=False)

@@ -343,7 +343,7 @@ class ChordSweeper:
     def sweep(self) -> int:
         """Looks at every join that is due; returns how many messages or bodies were sent again."""
         now_ms = server_ms(self._chords.client)
-        alive = {process.name for process in live_processes(self._chords.client, self._holders)}
+        alive = self._live_names()
         somebody_died = self._alive is None or not self._alive <= alive
         due = self._chords.due(None if somebody_died else now_ms)
         if not due:
@@ -353,21 +353,24 @@ class ChordSweeper:
         self._suspects, self._missing = self._missing, set()
         with self._app.connection_for_write() as connection:
             broker = _broker(connection)
-            mended = sum(self._try_to_look(group_id, now_ms, alive, broker) for group_id in due)
+            mended = sum(self._try_to_look(group_id, now_ms, broker) for group_id in due)
         self._alive = alive
         return mended
 
-    def _try_to_look(self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None) -> int:
+    def _live_names(self) -> set[str]:
+        return {process.name for process in live_processes(self._chords.client, self._holders)}
+
+    def _try_to_look(self, group_id: str, now_ms: int, broker: Broker | None) -> int:
         try:
-            return self._look(group_id, now_ms, alive, broker)
+            return self._look(group_id, now_ms, broker)
         except (RedisError, OperationalError, OSError):
             raise
         except Exception:
-            log.exception("chord cannot be mended", event_name="chord.broken", chord=group_id)
+            log.exception("chord.broken", what="chord cannot be mended", chord=group_id)
             self._chords.look_again(group_id, now_ms + MAX_PAUSE_MS)
             return 0
 
-    def _look(self, group_id: str, now_ms: int, alive: Collection[str], broker: Broker | None) -> int:
+    def _look(self, group_id: str, now_ms: int, broker: Broker | None) -> int:
         join = self._chords.read(group_id)
         if join is None:
             self._chords.unlist(group_id)
@@ -375,11 +378,10 @@ class ChordSweeper:
             return 0
         if join.state == "ready":
             return self._dispatch(group_id, join, now_ms)
-        watch = _Watch(now_ms, alive, self._grace_ms)
+        slots = self._chords.slots(group_id)
+        watch = _Watch(now_ms, self._live_names(), self._grace_ms)  # after the slots: who claims later lives
         concerns = [
-            (slot, raw, state)
-            for slot, raw in self._chords.slots(group_id).items()
-            if watch.concerns(state := decode_slot(raw))
+            (slot, raw, state) for slot, raw in slots.items() if watch.concerns(state := decode_slot(raw))
         ]
         mended = 0
         if broker is not None:
@@ -400,7 +402,7 @@ class ChordSweeper:
         self._chords.look_again(group_id, max(overdue_ms, now_ms))
         if overdue_ms > now_ms or not self._chords.lease(group_id, seen=join.lease, token=token):
             return 0
-        log.warning("body was not dispatched, it is now", event_name="chord.dispatch", chord=group_id)
+        log.warning("chord.dispatch", what="body was not dispatched, it is now", chord=group_id)
         self._mender.dispatch(group_id, token)
         return 1
 
@@ -435,17 +437,13 @@ class ChordSweeper:
         new = _unclaimed(state, server_ms(self._chords.client), loss)
         if not self._chords.change(group_id, slot, raw, new):
             return 0
-        log.warning(
-            "task of a chord is sent again", event_name="chord.resend", chord=group_id, task=state.task_id
-        )
+        log.warning("chord.resend", what="task of a chord is sent again", chord=group_id, task=state.task_id)
         publish()
         return 1
 
     def _fail(self, group_id: str, slot: str, raw: bytes, message: bytes | None) -> int:
         if self._chords.slot(group_id, slot) == raw:
-            log.warning(
-                "task of a chord is lost for good", event_name="chord.lost", chord=group_id, slot=slot
-            )
+            log.warning("chord.lost", what="task of a chord is lost for good", chord=group_id, slot=slot)
             self._mender.fail(group_id, slot, message)
         return 0
 

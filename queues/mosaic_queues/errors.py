@@ -6,9 +6,7 @@ MosaicError
  │    ├── ServerUnavailable    it does not answer
  │    └── ServerStartError     the embedded one could not be started
  ├── LedgerError               the ledger refused a transition
- │    ├── UnknownRun           no such run (never opened, or past its retention)
- │    ├── StaleClaim           the claim was lost: expired, re-issued, cancelled or already recorded
- │    └── IllegalTransition    the state does not allow it; carries the history
+ │    └── UnknownRun           no such run (never opened, or past its retention)
  ├── PayloadError              a value cannot be stored or read back
  │    ├── NotSerializable      the value has no msgpack form
  │    ├── PayloadTooLarge      larger than the configured cap
@@ -60,22 +58,6 @@ class LedgerError(MosaicError):
 
 class UnknownRun(LedgerError):
     """No such run: never opened, or past its retention."""
-
-
-class StaleClaim(LedgerError):
-    """The claim was lost: expired, re-issued, cancelled or already recorded."""
-
-
-class IllegalTransition(LedgerError):
-    """The state does not allow the transition.
-
-    Attributes:
-        history: the transitions that led here, oldest first.
-    """
-
-    def __init__(self, message: str, *, history: list[str] | None = None) -> None:
-        self.history = history or []
-        super().__init__(message if not self.history else f"{message}; history: {' -> '.join(self.history)}")
 
 
 class PayloadError(MosaicError):
@@ -166,7 +148,15 @@ class CallLost(CallError):
 
 
 class EngineError(CallError):
-    """An inference engine could not answer."""
+    """An inference engine could not answer.
+
+    Attributes:
+        model: which one was asked.
+        usage: tokens and price that were spent all the same; None: nothing.
+    """
+
+    model: str = ""
+    usage: object | None = None
 
 
 class EngineOverloaded(EngineError):

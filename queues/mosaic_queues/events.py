@@ -16,6 +16,7 @@ EventKind = Literal[
     "claimed",
     "done",
     "skipped",
+    "usage",
     "expanded",
     "retry",
     "failed",

@@ -300,6 +300,13 @@ class Ledger:
             run_id, cast(RunStatus, status), plan, name, int(created), int(ended) if ended else None, error
         )
 
+    def plans_of(self, run_ids: Sequence[str]) -> set[str]:
+        """The plans of these runs, without those of unknown runs; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hget(self.keys.run(run_id)[0], "plan")
+            return {raw.decode() for raw in pipe.execute() if raw}
+
     def statuses(self, run_ids: Sequence[str]) -> list[RunStatus | None]:
         """The status of each run, None where it is unknown; one round trip."""
         with self.client.pipeline(transaction=False) as pipe:

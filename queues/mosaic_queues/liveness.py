@@ -70,6 +70,7 @@ class Liveness:
         self._client, self._keys, self._expiry_s = client, keys, expiry_s
         self._on_beat = on_beat
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.process = Process(
             name=incarnation(),
@@ -100,21 +101,22 @@ class Liveness:
             self._forget(self.name)
         except RedisError as error:
             log.warning(
-                "goodbye failed, the key expires by itself", event_name="liveness.goodbye", error=str(error)
+                "liveness.goodbye", what="goodbye failed, the key expires by itself", error=str(error)
             )
 
     def renew(self) -> None:
         """Prolongs this process's key."""
         expiry_ms = int(self._expiry_s * 1000)
-        with self._client.pipeline(transaction=False) as pipe:
+        with self._lock, self._client.pipeline(transaction=False) as pipe:
             pipe.set(self._keys.holder(self.name), msgspec.json.encode(self.process), px=expiry_ms)
             pipe.zadd(self._keys.holders, {self.name: int(time.time() * 1000) + expiry_ms})
             pipe.execute()
 
     def reincarnate(self) -> None:
         """Takes a new name after a transition whose answer was lost: what the old one holds is re-issued."""
-        old = self.name
-        self.process = msgspec.structs.replace(self.process, name=incarnation(self.process.host))
+        with self._lock:
+            old = self.name
+            self.process = msgspec.structs.replace(self.process, name=incarnation(self.process.host))
         self.renew()
         self._forget(old)
 
@@ -128,8 +130,8 @@ class Liveness:
                 self.renew()
                 if self._on_beat is not None:
                     self._on_beat()
-            except RedisError as error:
-                log.warning("cannot renew", event_name="liveness.renew", error=str(error))
+            except Exception:
+                log.exception("liveness.renew", what="cannot renew, the next beat tries again")
 
 
 def live_processes(client: Redis, keys: Keys) -> list[Process]:
@@ -145,5 +147,8 @@ def live_processes(client: Redis, keys: Keys) -> list[Process]:
 
 
 def forget_dead(client: Redis, keys: Keys, *, before_ms: int) -> None:
-    """Drops names whose key expired long ago from the index."""
-    client.zremrangebyscore(keys.holders, "-inf", before_ms)
+    """Drops names whose key is gone from the index; scores are clocks of many machines, so the key decides."""
+    names = cast("list[bytes]", client.zrangebyscore(keys.holders, "-inf", before_ms))
+    gone = [name for name in names if not client.exists(keys.holder(name.decode()))]
+    if gone:
+        client.zrem(keys.holders, *gone)

@@ -108,8 +108,8 @@ class Outbox:
                 yield producer
         except (OperationalError, *self._broker_errors()) as error:
             log.warning(
-                "broker does not answer, the sweeper publishes later",
-                event_name="outbox.down",
+                "outbox.down",
+                what="broker does not answer, the sweeper publishes later",
                 run=run_id,
                 error=str(error),
             )

@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     max_payload_bytes: int = Field(default=1_073_741_824, gt=0, description="larger values are refused")
     max_nodes: int = Field(default=50_000, gt=0, description="larger workflows are refused")
 
+    max_items: int = Field(default=100_000, gt=0, description="a fan-out over more items is refused")
+
     continuation_calls: int = Field(
         default=2048, ge=0, description="calls that one message may go on to, without the broker; 0: none"
     )

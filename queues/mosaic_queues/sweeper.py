@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
-from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -26,7 +25,7 @@ RUNS_A_TRIP = 100
 FORGET_AFTER_MS = 60_000
 PROLONG_EVERY_S = 60.0
 
-Publish = Callable[[str, Sequence[Group]], bool]
+Publish = Callable[[str, Sequence[Group]], object]
 OldestMessage = Callable[[str], float | None]
 """When the oldest message of a queue was published (Unix seconds), None for an empty queue."""
 
@@ -92,13 +91,13 @@ class Sweeper:
         expire: Callable[[], object],
         pause_s: float,
         grace_s: float,
-        max_run_s: float,
+        plans_s: float,
         lock_s: float,
     ) -> None:
         self._ledger, self._publish, self._oldest_message = ledger, publish, oldest_message
         self._over, self._expire = over, expire
         self._pause_s, self._grace_ms = pause_s, int(grace_s * 1000)
-        self._max_run_s, self._lock_s = max_run_s, lock_s
+        self._plans_s, self._lock_s = plans_s, lock_s
         self._token = secrets.token_hex(8)
         self._next_upkeep = 0.0
         self._stopped = threading.Event()
@@ -119,14 +118,12 @@ class Sweeper:
             try:
                 if self._lead():
                     self.sweep()
-            except (RedisError, OperationalError, OSError) as error:
-                log.warning(
-                    "sweep failed, the next one tries again", event_name="sweeper.failed", error=str(error)
-                )
+            except Exception:
+                log.exception("sweeper.failed", what="sweep failed, the next one tries again")
         try:
             self._resign()
         except RedisError as error:
-            log.info("lock left to expire", event_name="sweeper.resign", error=str(error))
+            log.info("sweeper.resign", what="lock left to expire", error=str(error))
 
     def _lead(self) -> bool:
         """Takes or prolongs the lock."""
@@ -167,8 +164,8 @@ class Sweeper:
         running = [run_id for run_id, status in zip(ids, statuses, strict=True) if status == "running"]
         if not running:
             return 0
-        alive = {process.name for process in live_processes(self._ledger.client, self._ledger.keys)}
         found = self._ledger.live_calls_of(running)
+        alive = {process.name for process in live_processes(self._ledger.client, self._ledger.keys)}
         oldest = self._oldest(found, now_ms)
         return sum(
             self._mend(
@@ -196,8 +193,8 @@ class Sweeper:
             groups += self._ledger.wake(run_id, mend.wake, now_ms=now_ms)
         for holder, claims in mend.lost.items():
             log.warning(
-                "process lost, its calls are re-issued",
-                event_name="sweeper.lost",
+                "sweeper.lost",
+                what="process lost, its calls are re-issued",
                 run=run_id,
                 holder=holder,
                 calls=len(claims),
@@ -213,12 +210,7 @@ class Sweeper:
             return
         self._next_upkeep = time.monotonic() + PROLONG_EVERY_S
         running = [run_id for run_id, _ in self._ledger.listed_runs()]
-        plans = {
-            self._ledger.run(run_id).plan
-            for run_id, status in zip(running, self._ledger.statuses(running), strict=True)
-            if status == "running"
-        }
-        self._ledger.prolong_plans(plans, keep_s=self._max_run_s)
+        self._ledger.prolong_plans(self._ledger.plans_of(running), keep_s=self._plans_s)
         forget_dead(
             self._ledger.client, self._ledger.keys, before_ms=int(time.time() * 1000) - FORGET_AFTER_MS
         )

@@ -33,7 +33,9 @@ for i, item in ipairs(arg.done) do
 end
 in_slices('HSET', OUT, outputs)
 
-for _, note in ipairs(arg.notes) do events[#events + 1] = note end
+if #arg.notes > 0 and redis.call('EXISTS', RUN) == 1 then
+  for _, note in ipairs(arg.notes) do events[#events + 1] = note end
+end
 
 local groups, ends = {}, false
 for _, join in ipairs(arg.joins) do
@@ -60,7 +62,7 @@ local wanted, writes, taken = arg.claim, {}, {}
 local claimed = {}
 if #wanted > 0 then
   for i, call in ipairs(states(wanted)) do
-    if call and (call[STATE] == READY or call[STATE] == DELAYED) then
+    if call and call[STATE] == READY then   -- a delayed one waits for its time, whoever brings a message
       call[STATE], call[FENCE], call[HOLDER] = CLAIMED, call[FENCE] + 1, arg.holder
       claimed[#claimed + 1] = {wanted[i], call[FENCE], call[FAILURES], call[LOSSES]}
       taken[#taken + 1] = wanted[i]

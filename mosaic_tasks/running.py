@@ -1,0 +1,68 @@
+"""What runs in a drive's thread at this moment, and how another thread ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from mosaic_tasks.execution import Work
+from mosaic_tasks.interrupting import Interruptible
+
+GRACE_S = 5.0
+"""What resists its interruption for so long costs its process."""
+LOOP_GRACE_S = 1.0
+"""A coroutine's own timeout acts on its event loop; so much later the loop itself must be stuck."""
+
+
+class Running:
+    """One tool call, or several coroutines together.
+
+    Made and ended by the drive's thread; `overdue`, `interrupt` and `resists` are the watch's.
+
+    Attributes:
+        context: interrupts the thread.
+        since: monotonic time of the start.
+    """
+
+    def __init__(self, works: Sequence[Work], *, together: bool) -> None:
+        self.works, self.context, self.since = list(works), Interruptible(), time.monotonic()
+        self._together = together
+        self._interrupted_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Called by each task of the event loop."""
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.append(task)
+
+    def end(self, work: Work) -> None:
+        """A call is over."""
+        self.works.remove(work)
+
+    def overdue(self, now: float) -> Work | None:
+        """A call that runs for longer than its node allows, and that did not end by itself."""
+        grace = LOOP_GRACE_S if self._together else 0.0
+        for work in list(self.works):
+            timeout_s = work.node.plan.timeout_s
+            if timeout_s is not None and now - self.since > timeout_s + grace:
+                return work
+        return None
+
+    def interrupt(self, reason: Exception, now: float, *, politely: bool = False) -> None:
+        """Ends what runs. `politely`: coroutines are cancelled on their loop rather than interrupted."""
+        if self._interrupted_at is not None:
+            return
+        self._interrupted_at = now
+        if politely and self._together and self._loop is not None:
+            for task in list(self._tasks):
+                self._loop.call_soon_threadsafe(task.cancel)
+        else:
+            self.context.interrupt(reason)
+
+    def resists(self, now: float) -> bool:
+        """Whether it was interrupted long ago and still runs."""
+        return self._interrupted_at is not None and now - self._interrupted_at > GRACE_S
