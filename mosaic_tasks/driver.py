@@ -35,7 +35,7 @@ from mosaic_tasks.execution import (
     timed_out,
 )
 from mosaic_tasks.interrupting import Interrupted
-from mosaic_tasks.loop import close_loop, run_on_loop
+from mosaic_tasks.loop import forget_loop, run_on_loop
 from mosaic_tasks.prepared import CLOSE, CallId
 from mosaic_tasks.process import Process
 from mosaic_tasks.running import Running
@@ -169,23 +169,29 @@ class Drive:
 
         async def run_one(work: Work) -> None:
             running.begin()
-            outcome = await self.execution.run_async(work)
+            try:
+                outcome = await self.execution.run_async(work)
+            except Interrupted:
+                outcome = failure(work.node, work.claim, running.context.reason or timed_out(work.node))
             running.end(work)
             self._settle(work.claim, outcome, (time.monotonic() - running.since) / len(works))
 
         async def run_all() -> None:
-            async with asyncio.TaskGroup() as group:
-                for work in works:
-                    group.create_task(run_one(work))
+            tasks = [asyncio.ensure_future(run_one(work)) for work in works]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
 
         try:
             with running.context:
                 self._running = running
                 run_on_loop(run_all())
         except (Interrupted, asyncio.CancelledError):
-            close_loop()
-            reason = running.context.reason or Interrupted("the loop was ended")
+            forget_loop()
             for work in list(running.works):
+                reason = running.context.reason or RunCancelled("the run is over")
                 self._settle(work.claim, failure(work.node, work.claim, reason), 0.0)
         finally:
             self._running = None

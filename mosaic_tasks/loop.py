@@ -26,6 +26,11 @@ def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     return _local.runner.run(coroutine)
 
 
+def forget_loop() -> None:
+    """Leaves this thread's loop as it is, with a coroutine that would not end; the next call makes another."""
+    _local.runner = None
+
+
 def close_loop() -> None:
     """Closes the engines of this thread's loop and ends it, where it has one."""
     if _local.runner is not None:

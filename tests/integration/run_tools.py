@@ -154,3 +154,21 @@ def spin() -> None:
     """Hangs in Python code, where any thread can be interrupted."""
     while True:
         time.sleep(0.01)
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def blocks() -> None:
+    """Blocks its event loop."""
+    time.sleep(3600)
+
+
+async def stubborn() -> None:
+    """Does not let itself be cancelled."""
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue

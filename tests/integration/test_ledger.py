@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from mosaic_queues.errors import UnknownRun
+from mosaic_queues.errors import PayloadError, UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
-from mosaic_queues.ledger import Claim, Done, JoinStep, Ledger
-from mosaic_queues.sweeper import server_ms
+from mosaic_queues.ledger import Claim, Done, JoinStep, Ledger, Usage
+from mosaic_queues.sweeper import Sweeper, server_ms
 from mosaic_tasks.plan import NodePlan, Plan, link
 from mosaic_tasks.prepared import CallId, PreparedPlan
 
@@ -124,6 +125,7 @@ def test_a_retry_waits_and_then_is_ready(ledger: Ledger) -> None:
     assert ledger.fail(run_id, held, holder="me", error="boom", retry_s=30.0)
     (live,) = ledger.live_calls(run_id)
     assert (live.state, live.failures) == ("delayed", 1)
+    assert ledger.advance(run_id, holder="me", claim=["0"]).claimed == []
     assert ledger.wake(run_id, ["0"], now_ms=server_ms(ledger.client)) == []
     assert ledger.wake(run_id, ["0"], now_ms=live.at_ms) == [(QUEUE, ["0"])]
 
@@ -185,6 +187,59 @@ def test_every_key_of_a_finished_run_expires(ledger: Ledger) -> None:
     ).closed
     keys = ledger.client.keys(f"*{run_id}*")
     assert all(0 <= ledger.client.pttl(key) <= 50 for key in keys)
+
+
+def test_use_is_recorded_with_the_transition_but_brings_no_run_back(ledger: Ledger) -> None:
+    run_id = open_run(ledger, "0")
+    used = Usage("0", "some-model", 10, 20, 0.5)
+    ledger.advance(run_id, holder="me", usages=[used])
+    (event,) = [e for e in read_events(ledger.client, ledger.keys, run_id) if e.kind == "usage"]
+    assert (event.detail, event.tokens, event.cost_usd) == ("some-model", (10, 20), 0.5)
+    ledger.advance("gone", holder="me", usages=[used])
+    assert ledger.client.keys("*gone*") == []
+
+
+def test_envelopes_come_with_the_claims_that_read_them(ledger: Ledger) -> None:
+    run_id = open_run(ledger, "0", "1")
+    ledger.advance(run_id, holder="me", done=[done(claim(ledger, run_id, "0"))])
+    answer = ledger.advance(run_id, holder="me", claim=["1"], read=["0", "7"])
+    assert answer.outputs == {"0": NIL}
+
+
+def test_a_sweeper_goes_on_after_anything(ledger: Ledger) -> None:
+    """An upkeep that fails must not end the thread that mends runs."""
+    swept = threading.Event()
+    failed = threading.Event()
+
+    def expire() -> None:
+        failed.set()
+        raise PayloadError("the object store does not answer")
+
+    def publish(_run: str, _groups: object) -> None:
+        if failed.is_set():
+            swept.set()
+
+    run_id = f"run-{next(_ids)}"
+    ledger.list_run(run_id, now_ms=server_ms(ledger.client), keep_s=60.0)
+    ledger.open_run(
+        run_id, plan="p", name="n", inputs=NIL, roots=[(QUEUE, ["0"])], retention_s=60.0, max_run_s=60.0
+    )
+    sweeper = Sweeper(
+        ledger,
+        publish=publish,
+        oldest_message=lambda _queue: None,
+        over=lambda _run: None,
+        expire=expire,
+        pause_s=0.01,
+        grace_s=0.05,
+        plans_s=60.0,
+        lock_s=5.0,
+    )
+    sweeper.start()
+    try:
+        assert swept.wait(10)
+    finally:
+        sweeper.stop()
 
 
 def test_an_idempotency_key_gives_the_first_run(ledger: Ledger) -> None:

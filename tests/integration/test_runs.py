@@ -279,6 +279,34 @@ def test_a_tool_that_never_returns_is_interrupted(workers: Workers, pool: Any) -
     assert submit(one_tool(tools.one)).result(timeout_s=30) == 1
 
 
+@pytest.mark.parametrize("name", ["never", "blocks", "stubborn"])
+def test_a_coroutine_that_never_returns_is_ended(worker: Workers, name: str) -> None:
+    flow = Flow("coroutines")
+    flow.output(flow.tool(getattr(tools, name), timeout=0.3, id="waits"))
+    with pytest.raises(
+        RunFailed, match=r"node 'waits': CallTimeout: it ran longer than its timeout of 0\.3 s"
+    ):
+        submit(flow.build()).result(timeout_s=30)
+    assert submit(one_tool(tools.later, x=1)).result(timeout_s=30) == 2
+
+
+def test_cancelling_ends_a_coroutine(worker: Workers) -> None:
+    run = submit(one_tool(tools.never))
+    for event in run.events(follow=True):
+        if event.kind == "claimed":
+            break
+    assert run.cancel()
+    assert submit(one_tool(tools.later, x=1)).result(timeout_s=30) == 2
+
+
+def test_a_fan_out_beyond_the_limit_is_refused(workers: Workers) -> None:
+    workers.start(APP, QUEUES, env={"MOSAIC_MAX_ITEMS": "10"}).wait_ready()
+    flow = Flow("wide")
+    flow.output(flow.tool(tools.double, for_each=flow.tool(tools.count, n=11), x="${item}", id="each"))
+    with pytest.raises(RunFailed, match=r"node 'each': ToolError: for_each over 11 items, at most 10"):
+        submit(flow.build()).result(timeout_s=30)
+
+
 def test_a_short_chain_costs_few_messages(worker: Workers) -> None:
     flow = Flow("chain")
     node = flow.tool(tools.double, x=1)
