@@ -143,6 +143,31 @@ def test_a_worker_may_die_at_any_step_of_a_chain(workers: Workers, tmp_path: Pat
     check_recorded_once(run)
 
 
+@pytest.mark.parametrize(
+    ("place", "budget"),
+    [
+        ("lose_claim", "0"),
+        ("lose_claim", "64"),
+        ("lose_record", "0"),
+        ("lose_record", "64"),
+        ("lose_expand", "0"),
+        ("lose_expand", "64"),
+        ("lose_hand_back", "64"),
+    ],
+)
+def test_an_answer_of_the_server_may_be_lost(
+    workers: Workers, tmp_path: Path, place: str, budget: str
+) -> None:
+    losing = {**QUICK, "MOSAIC_CONTINUATION_CALLS": budget, "KILL_AT": place}
+    losing["KILL_FLAG"] = str(tmp_path / "lost")
+    for _ in range(2):
+        workers.start(APP, QUEUES, env=losing, args=["--include", "tests.chaos.killing"]).wait_ready()
+    run = submit(fan_out(30, tmp_path, pause_s=0.02))
+    assert run.result(timeout_s=40) == sum(range(30))
+    check_recorded_once(run)
+    assert (tmp_path / "lost").exists()
+
+
 def test_a_client_that_dies_after_opening_a_run_is_finished_by_the_workers(
     workers: Workers, tmp_path: Path
 ) -> None:
