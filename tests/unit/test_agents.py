@@ -142,8 +142,9 @@ def test_a_repair_shows_the_model_its_answer_and_the_error_and_sums_the_usage() 
 
 
 def test_a_second_wrong_answer_fails_and_names_the_field() -> None:
-    with pytest.raises(OutputInvalid, match=r"'people'.*required"):
+    with pytest.raises(OutputInvalid, match=r"'people'.*required") as told:
         run(AgentPlan(prompt="p", output_schema=SCHEMA), Recorded('{"people": 1}', "{}"))
+    assert (told.value.model, told.value.usage) == ("recorded", Usage(20, 6, 1.0))
 
 
 def test_the_cost_of_a_repair_is_unknown_where_one_cost_is() -> None:
