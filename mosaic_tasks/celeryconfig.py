@@ -15,3 +15,6 @@ worker_prefetch_multiplier = 1
 task_default_queue = "mosaic.cpu"
 broker_connection_retry_on_startup = True
 result_expires = 3600
+
+if settings().namespace != "mosaic":
+    broker_transport_options = {"global_keyprefix": f"{settings().namespace}:"}

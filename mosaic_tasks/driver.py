@@ -56,11 +56,16 @@ STUCK_EXIT = 75
 
 @dataclass
 class Finished:
-    """What the next transition records: calls, the joins they raise, and what they used."""
+    """What the next transition records: calls, the joins they raise, and what they used.
+
+    Attributes:
+        values: by call, under which name its envelope is at hand for later calls once it is recorded.
+    """
 
     done: list[Done] = field(default_factory=list)
     joins: dict[str, JoinStep] = field(default_factory=dict)
     usages: list[Usage] = field(default_factory=list)
+    values: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.done or self.usages)
@@ -75,6 +80,7 @@ class Finished:
         self.done[:0] = earlier.done
         self.usages[:0] = earlier.usages
         self.joins = earlier.joins | self.joins
+        self.values = earlier.values | self.values
 
 
 class Drive:
@@ -106,7 +112,18 @@ class Drive:
             log.info("drive.gone", what="message of a run that is gone", run=self.run_id, error=str(error))
             return False
         self.execution = execution_of(self.process, self.run_id, self.plan)
+        self._claimant = self.process.claimant()
+        unknown = [call for call in self._given if not self.plan.knows(call)]
+        if unknown:
+            log.warning(
+                "drive.unknown", what="calls that the plan does not know", run=self.run_id, calls=unknown
+            )
+            self._given = deque(call for call in self._given if self.plan.knows(call))
         return True
+
+    def let_go(self) -> None:
+        """Whatever this drive still holds goes back."""
+        self.process.let_go(self.run_id, self._claimant)
 
     def run(self) -> None:
         """Runs until nothing is left that this message may do."""
@@ -173,6 +190,10 @@ class Drive:
                 outcome = await self.execution.run_async(work)
             except Interrupted:
                 outcome = failure(work.node, work.claim, running.context.reason or timed_out(work.node))
+            except asyncio.CancelledError as error:
+                if running.is_interrupted:
+                    raise
+                outcome = failure(work.node, work.claim, error)
             running.end(work)
             self._settle(work.claim, outcome, (time.monotonic() - running.since) / len(works))
 
@@ -225,8 +246,8 @@ class Drive:
             if usage is not None:
                 self._finished.usages.append(usage)
             self._finished.joins.update((step.name, step) for step in steps)
-        if call.item is None:
-            self.process.remember_value(self.run_id, str(call.node), envelope)
+            if call.item is None:
+                self._finished.values[claim.call] = (str(call.node), envelope)
 
     def _expand(self, claim: Claim, size: int) -> None:
         number = CallId(claim.call).node
@@ -239,7 +260,7 @@ class Drive:
             return self.process.ledger.expand(
                 self.run_id,
                 claim,
-                holder=self.process.holder,
+                holder=self._claimant,
                 join=f"n{number}",
                 items=[(queue, calls)] if calls else [],
                 size=size,
@@ -281,7 +302,7 @@ class Drive:
             self._finish(claim, self.process.payloads.pack(self.run_id, node.plan.default), skipped=False)
         else:
             self.process.ledger.fail(
-                self.run_id, claim, holder=self.process.holder, error=outcome.error, retry_s=pause
+                self.run_id, claim, holder=self._claimant, error=outcome.error, retry_s=pause
             )
 
     def _advance(self) -> None:
@@ -312,9 +333,9 @@ class Drive:
         return finished
 
     def _transition(self, finished: Finished, wanted: Sequence[str], keep: int) -> Advance:
-        return self.process.ledger.advance(
+        answer = self.process.ledger.advance(
             self.run_id,
-            holder=self.process.holder,
+            holder=self._claimant,
             done=finished.done,
             joins=list(finished.joins.values()),
             usages=finished.usages,
@@ -323,6 +344,11 @@ class Drive:
             keep=keep,
             serves=self.process.serves,
         )
+        for call in answer.stale:
+            finished.values.pop(call, None)
+        for name, envelope in finished.values.values():
+            self.process.remember_value(self.run_id, name, envelope)
+        return answer
 
     def _again(self, transition: Callable[[int], Advance]) -> Advance:
         """The answer was lost: record again (a repetition is refused), claim nothing, and let go of what the lost
@@ -332,7 +358,7 @@ class Drive:
         with self._lock:
             self._claimed.clear()
             self._given.clear()
-        self.process.reincarnate()
+        self.let_go()
         return answer
 
     def _take(self, answer: Advance) -> None:
@@ -422,7 +448,7 @@ class Drive:
         try:
             if held:
                 claims = [(claim.call, claim.fence) for claim in held]
-                groups += self.process.ledger.hand_back(self.run_id, claims, holder=self.process.holder)
+                groups += self.process.ledger.hand_back(self.run_id, claims, holder=self._claimant)
         except RedisError:
             with self._lock:
                 self._given.extendleft(reversed(given))
@@ -450,27 +476,19 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     """Runs the calls of a message; the body of `mosaic.call` and `mosaic.close`. Raises nothing: a run must not hang
     because a message failed."""
     work = Drive(process, run_id, calls)
+    if not work.load():
+        return
     try:
-        if work.load():
-            with watching(work):
-                work.run()
+        with watching(work):
+            work.run()
     except RedisError as error:
-        log.error(
-            "drive.lost",
-            what="the server was lost, the message's calls are re-issued",
-            run=run_id,
-            error=str(error),
-        )
-        _let_go(process)
+        log.error("drive.lost", what="the server was lost, calls go back", run=run_id, error=str(error))
+        work.let_go()
     except Exception as error:
         log.exception("drive.error", what="internal error, the run is failed", run=run_id)
-        try:
+        with suppress(RedisError):
             process.ledger.end_run(run_id, "failed", f"internal error in a worker, see its log: {error!r}")
-        except RedisError:
-            _let_go(process)
-
-
-def _let_go(process: Process) -> None:
-    """Whatever this process holds is re-issued; when the server is away, once the old name's key has expired."""
-    with suppress(RedisError):
-        process.reincarnate()
+        work.let_go()
+    except BaseException:
+        work.let_go()
+        raise

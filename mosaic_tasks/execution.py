@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import random
 import threading
@@ -29,6 +30,7 @@ from mosaic_queues.errors import (
 )
 from mosaic_queues.ledger import Claim, Usage
 from mosaic_tasks.agents import run_agent
+from mosaic_tasks.interrupting import Interrupted
 from mosaic_tasks.plan import INPUTS, ITEM, Ref
 from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.process import Process
@@ -210,9 +212,17 @@ class Execution:
             else:
                 result = work.node.tool.function(**work.node.tool.typed(work.arguments))
                 result = list(result) if work.node.tool.mode == "generator" else result
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
+        except Interrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
+        self._end_twin()
         return self._outcome(work, result)
+
+    def _end_twin(self) -> None:
+        """A tool that forked and returned in both processes: only the one that claimed goes on."""
+        if os.getpid() != self.process.pid:
+            os._exit(0)
 
     def _outcome(self, work: Work, result: Any, usage: Usage | None = None) -> Outcome:
         """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
@@ -246,7 +256,9 @@ class Execution:
         except EngineError as error:
             spent = _usage(work, error.model, error.usage) if error.usage is not None else None
             return failure(work.node, work.claim, error)._replace(usage=spent)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
+        except (asyncio.CancelledError, Interrupted):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
         return self._outcome(work, result, usage)
 
@@ -296,13 +308,18 @@ def timed_out(node: PreparedNode) -> CallTimeout:
     return CallTimeout(f"it ran longer than its timeout of {node.plan.timeout_s:g} s")
 
 
+LARGEST_LOG = 100.0
+"""Beyond e to this power any pause is the largest."""
+
+
 def retry_pause(node: PreparedNode, failures: int) -> float | None:
     """Seconds to the next attempt after `failures` earlier ones, None when the attempts are used up."""
     retry = node.plan.retry
     if failures + 1 >= retry.attempts:
         return None
-    pause = retry.delay_s * retry.factor**failures * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries
-    return min(pause, retry.max_delay_s)
+    grown = failures * math.log(max(retry.factor, 1.0))
+    pause = retry.delay_s * retry.factor**failures if grown < LARGEST_LOG else retry.max_delay_s
+    return min(pause * random.uniform(0.8, 1.2), retry.max_delay_s)  # noqa: S311 - spreads retries
 
 
 def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.ledger import JoinStep
 from mosaic_tasks.plan import ITEM, NodePlan, Plan, Ref, decode_ref
-from mosaic_tasks.references import Label, label_in, prepare
+from mosaic_tasks.references import LITERAL, Label, label_in, prepare
 from mosaic_tasks.sharing import Lengths
 from mosaic_tasks.templates import names_in, names_in_expression
 from mosaic_tasks.tools import ToolSpec, resolve_tool
@@ -17,6 +18,9 @@ from mosaic_tasks.tools import ToolSpec, resolve_tool
 INPUTS_CALL = "in"
 """Under this name the outputs hold the inputs of the run."""
 CLOSE = "c"
+
+
+_CALL = re.compile(r"[0-9]{1,9}(\.([0-9]{1,9}|c))?")
 
 
 class CallId:
@@ -98,6 +102,10 @@ class PreparedPlan:
             step = self._joins[number] = JoinStep(str(number), join.size, members)
         return step
 
+    def knows(self, call: str) -> bool:
+        """Whether the plan can have such a call; messages may come from anywhere."""
+        return _CALL.fullmatch(call) is not None and int(call.partition(".")[0]) < len(self.plan.nodes)
+
     def by_queue(self, numbers: tuple[int, ...]) -> list[tuple[str, list[str]]]:
         """The first call of each node, grouped by its queue."""
         groups: dict[str, list[str]] = {}
@@ -129,13 +137,12 @@ class PreparedPlan:
 
 
 def _refs(value: Any) -> Iterator[Ref]:
-    """All references inside bindings."""
-    if isinstance(value, dict):
-        ref = decode_ref(value)
-        if ref is not None:
-            yield ref
-            return
-        for inner in value.values():
+    """All references inside bindings; see `references` for their forms."""
+    ref = decode_ref(value)
+    if ref is not None:
+        yield ref
+    elif isinstance(value, dict):
+        for inner in (value.get(LITERAL, value) if len(value) == 1 else value).values():
             yield from _refs(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:

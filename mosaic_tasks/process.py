@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from celery import Celery
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from mosaic_queues.connection import connect
@@ -66,6 +69,9 @@ class Process:
         self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
         self._plan_hashes: OrderedDict[str, str] = OrderedDict()
         self._slots: dict[str, int] = {}
+        self._parts = itertools.count()
+        self._leaving: set[tuple[str, str]] = set()
+        self.pid = os.getpid()
         self._liveness: Liveness | None = None
         self._lock = threading.Lock()
 
@@ -96,10 +102,24 @@ class Process:
             self._count_slots()
             self._liveness = liveness
 
-    def reincarnate(self) -> None:
-        """After a transition whose answer was lost."""
-        if self._liveness is not None:
-            self._liveness.reincarnate()
+    def claimant(self) -> str:
+        """A name under which a part of this process claims."""
+        return f"{self.holder}#{next(self._parts)}"
+
+    def let_go(self, run_id: str, claimant: str) -> None:
+        """Hands back what a part of this process still holds of a run; when the server is away, with a later beat."""
+        self._leaving.add((run_id, claimant))
+        with suppress(RedisError):
+            self._hand_back()
+
+    def _hand_back(self) -> None:
+        for run_id, claimant in list(self._leaving):
+            calls = [call for call in self.ledger.live_calls(run_id) if call.claimant == claimant]
+            claims = [(call.call, call.fence) for call in calls if call.state == "claimed"]
+            if claims:
+                groups = self.ledger.hand_back(run_id, claims, holder=claimant)
+                self.publish(run_id, self.plan_of(run_id), groups)
+            self._leaving.discard((run_id, claimant))
 
     def close(self) -> None:
         """Says goodbye; what is still claimed is re-issued."""
@@ -115,6 +135,7 @@ class Process:
     def _beat(self) -> None:
         self._count_slots()
         self._compare_clocks()
+        self._hand_back()
 
     def _compare_clocks(self) -> None:
         """How far the server's clock is ahead of this machine's."""
@@ -177,6 +198,14 @@ class Process:
             plan_hash = self.ledger.run(run_id).plan
             self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
         return self.plan(plan_hash)
+
+    def now_ms(self) -> int:
+        """The server's time in milliseconds, as far as this process knows."""
+        return int((time.time() + self._ahead_s) * 1000)
+
+    def forget_value(self, run_id: str, call: str) -> None:
+        """Drops an envelope that was not recorded."""
+        self.values.pop((run_id, call), None)
 
     def remember_value(self, run_id: str, call: str, envelope: bytes) -> None:
         """Keeps an envelope at hand for the calls that read it next."""

@@ -27,7 +27,7 @@ Label = Callable[[int], str]
 """Names a source in messages: `node 'people'`."""
 Encoded = Any
 
-_TEXT, _LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
+_TEXT, LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
 _STEP = r'\.[^\W\d][\w-]*|\[-?\d{1,9}\]|\["(?:[^"\\]|\\.)*"\]'
 _STEPS = re.compile(_STEP)
 _KEY = re.compile(r"[^\W\d][\w-]*")
@@ -136,7 +136,7 @@ def encode(value: Any, number_of: Callable[[Reference], int]) -> Encoded:
         return _encode_text(value, number_of) if "${" in value else value
     if kind is dict:
         inner = {key: encode(part, number_of) for key, part in value.items()}
-        return {_LITERAL: inner} if len(inner) == 1 and next(iter(inner)) in _MARKS else inner
+        return {LITERAL: inner} if len(inner) == 1 and next(iter(inner)) in _MARKS else inner
     if kind is list or kind is tuple:
         return [encode(part, number_of) for part in value]
     return value
@@ -187,7 +187,7 @@ def _prepared(value: Any, label: Label) -> Callable[[Lookup], Any]:
     if isinstance(value, dict):
         if len(value) == 1 and _TEXT in value:
             return _prepared_text(value[_TEXT], label)
-        return prepare(value[_LITERAL] if len(value) == 1 and _LITERAL in value else value, label)
+        return prepare(value[LITERAL] if len(value) == 1 and LITERAL in value else value, label)
     if isinstance(value, (list, tuple)):
         parts = [_prepared(part, label) for part in value]
         return lambda lookup: [part(lookup) for part in parts]
@@ -246,6 +246,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 __all__ = [
+    "LITERAL",
     "Label",
     "Lookup",
     "Reference",

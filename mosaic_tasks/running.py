@@ -63,6 +63,11 @@ class Running:
         else:
             self.context.interrupt(reason)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the watch ends it."""
+        return self._interrupted_at is not None
+
     def resists(self, now: float) -> bool:
         """Whether it was interrupted long ago and still runs."""
         return self._interrupted_at is not None and now - self._interrupted_at > GRACE_S

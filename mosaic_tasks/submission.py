@@ -46,7 +46,7 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
     ledger.store_plan(prepared.hash, data, keep_s=config.max_run_s + config.retention_s)
-    ledger.list_run(run_id, now_ms=int(time.time() * 1000), keep_s=config.max_run_s)
+    ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=config.max_run_s)
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,
@@ -58,6 +58,9 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
         max_run_s=config.max_run_s,
     )
     if opened:
+        ledger.list_run(
+            run_id, now_ms=process.now_ms(), keep_s=config.max_run_s
+        )  # a slow opening may be unlisted
         process.publish(run_id, prepared, roots)
     return run_id
 

@@ -161,6 +161,10 @@ def server_errors(url: str) -> Iterator[None]:
     """Turn redis-py's connection errors into `ServerUnavailable`, which names the server and what to do."""
     try:
         yield
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{redact(url)!r} has an option that the client does not know: {error}"
+        ) from error
     except redis.AuthenticationError as error:
         raise ServerUnavailable(
             f"the server at {redact(url)!r} refuses the user or password ({error}); correct MOSAIC_REDIS_URL"

@@ -9,6 +9,7 @@ import msgspec
 from redis import Redis
 
 from mosaic_queues.keys import Keys
+from mosaic_queues.ledger import process_of
 
 EventKind = Literal[
     "opened",
@@ -121,12 +122,20 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
                 event_id, at_ms, kind, (raw[1],), detail=raw[2], tokens=(raw[3], raw[4]), cost_usd=raw[5]
             )
         case "expanded":
-            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[3], detail=str(int(raw[2])))
+            return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))
         case "retry":
-            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[4], detail=raw[2], pause_ms=int(raw[3]))
+            return Event(
+                event_id,
+                at_ms,
+                kind,
+                (raw[1],),
+                holder=process_of(raw[4]),
+                detail=raw[2],
+                pause_ms=int(raw[3]),
+            )
         case "failed":
-            return Event(event_id, at_ms, kind, (raw[1],), holder=raw[3], detail=raw[2])
+            return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=raw[2])
         case "closed":
             return Event(event_id, at_ms, kind, detail=f"{raw[1]}: {raw[2]}" if raw[2] else raw[1])
         case _:
-            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=raw[2])
+            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=process_of(raw[2]))

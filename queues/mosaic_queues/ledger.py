@@ -74,7 +74,13 @@ class Advance(NamedTuple):
 
 
 class LiveCall(NamedTuple):
-    """A call that is not finished. `at_ms` is when it became ready (also of a claimed one), or when it is due."""
+    """A call that is not finished.
+
+    Attributes:
+        at_ms: when it became ready (also of a claimed one), or when it is due.
+        holder: the process that claimed it.
+        claimant: the part of the process that claimed it, `PROCESS#PART`.
+    """
 
     call: str
     state: CallState
@@ -84,6 +90,7 @@ class LiveCall(NamedTuple):
     queue: str
     at_ms: int
     holder: str
+    claimant: str = ""
 
 
 class RunRecord(NamedTuple):
@@ -96,6 +103,11 @@ class RunRecord(NamedTuple):
     created_ms: int
     ended_ms: int | None
     error: str
+
+
+def process_of(claimant: str) -> str:
+    """The process of a claimant: claims are made as `PROCESS#PART`, so that a part can let go of its own alone."""
+    return claimant.partition("#")[0]
 
 
 class Ledger:
@@ -344,7 +356,8 @@ def _groups(answer: Any) -> list[Group]:
 
 def _live(call: str, raw: bytes) -> LiveCall:
     state, fence, failures, losses, queue, at_ms, holder = msgspec.msgpack.decode(raw)
-    return LiveCall(call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms), holder)
+    process = process_of(holder)
+    return LiveCall(call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms), process, holder)
 
 
 _OPEN_RUN = Script("open_run")

@@ -70,7 +70,6 @@ class Liveness:
         self._client, self._keys, self._expiry_s = client, keys, expiry_s
         self._on_beat = on_beat
         self._stopped = threading.Event()
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.process = Process(
             name=incarnation(),
@@ -107,18 +106,10 @@ class Liveness:
     def renew(self) -> None:
         """Prolongs this process's key."""
         expiry_ms = int(self._expiry_s * 1000)
-        with self._lock, self._client.pipeline(transaction=False) as pipe:
+        with self._client.pipeline(transaction=False) as pipe:
             pipe.set(self._keys.holder(self.name), msgspec.json.encode(self.process), px=expiry_ms)
             pipe.zadd(self._keys.holders, {self.name: int(time.time() * 1000) + expiry_ms})
             pipe.execute()
-
-    def reincarnate(self) -> None:
-        """Takes a new name after a transition whose answer was lost: what the old one holds is re-issued."""
-        with self._lock:
-            old = self.name
-            self.process = msgspec.structs.replace(self.process, name=incarnation(self.process.host))
-        self.renew()
-        self._forget(old)
 
     def _forget(self, name: str) -> None:
         self._client.delete(self._keys.holder(name))

@@ -209,11 +209,15 @@ class PayloadStore:
         return bytes([place]) + _encode_reference(reference)
 
     def _write_blob(self, run_id: str, reference: _Reference, stored: bytes) -> None:
+        """Blobs live as long as their run; those of a run that is gone, or not open yet, by their own expiry."""
         key = self._blobs_key(run_id)
         with self._client.pipeline(transaction=True) as pipeline:
             pipeline.hset(key, reference.id, stored)
-            pipeline.pexpire(key, self._max_run_ms)
-            pipeline.execute()
+            pipeline.pttl(key)
+            pipeline.pttl(f"{self._namespace}:{{{run_id}}}:run")
+            _, own_ms, run_ms = pipeline.execute()
+        if own_ms < 0:
+            self._client.pexpire(key, run_ms if run_ms > 0 else self._max_run_ms)
 
     def _write_object(self, run_id: str, reference: _Reference, stored: bytes) -> None:
         # Registered first: a crash between leaves a registration without an object, never an orphan.
