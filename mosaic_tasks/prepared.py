@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.ledger import JoinStep
-from mosaic_tasks.plan import ITEM, NodePlan, Plan, Ref, decode_ref
-from mosaic_tasks.references import LITERAL, Label, label_in, prepare
+from mosaic_tasks.plan import ITEM, NodePlan, Plan
+from mosaic_tasks.references import Label, label_in, prepare, refs_in
 from mosaic_tasks.sharing import Lengths
 from mosaic_tasks.templates import names_in, names_in_expression
 from mosaic_tasks.tools import ToolSpec, resolve_tool
@@ -50,7 +48,7 @@ class PreparedNode:
         conditional = names_in_expression(plan.when) if plan.when else frozenset()
         asked = names_in(plan.agent.prompt) | names_in(plan.agent.system) if plan.agent else frozenset()
         named = {ref.source for name, ref in plan.names.items() if name in asked or name not in conditional}
-        bound = {ref.source for ref in _refs(plan.bindings)}
+        bound = {ref.source for ref in refs_in(plan.bindings)}
         fanned = {plan.for_each.source} if plan.for_each else set()
         self.required = tuple(sorted((named | bound | fanned) - {ITEM}))
         self.optional = tuple(
@@ -134,19 +132,6 @@ class PreparedPlan:
     def expected_length(self, lengths: Lengths, call: str) -> float | None:
         """How long such a call takes, in seconds; None when never measured here."""
         return lengths.get(self.length_key(call))
-
-
-def _refs(value: Any) -> Iterator[Ref]:
-    """All references inside bindings; see `references` for their forms."""
-    ref = decode_ref(value)
-    if ref is not None:
-        yield ref
-    elif isinstance(value, dict):
-        for inner in (value.get(LITERAL, value) if len(value) == 1 else value).values():
-            yield from _refs(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _refs(inner)
 
 
 __all__ = ["CLOSE", "INPUTS_CALL", "CallId", "PreparedNode", "PreparedPlan"]

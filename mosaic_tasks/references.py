@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ Label = Callable[[int], str]
 """Names a source in messages: `node 'people'`."""
 Encoded = Any
 
-_TEXT, LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
+_TEXT, _LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
 _STEP = r'\.[^\W\d][\w-]*|\[-?\d{1,9}\]|\["(?:[^"\\]|\\.)*"\]'
 _STEPS = re.compile(_STEP)
 _KEY = re.compile(r"[^\W\d][\w-]*")
@@ -136,7 +136,7 @@ def encode(value: Any, number_of: Callable[[Reference], int]) -> Encoded:
         return _encode_text(value, number_of) if "${" in value else value
     if kind is dict:
         inner = {key: encode(part, number_of) for key, part in value.items()}
-        return {LITERAL: inner} if len(inner) == 1 and next(iter(inner)) in _MARKS else inner
+        return {_LITERAL: inner} if len(inner) == 1 and next(iter(inner)) in _MARKS else inner
     if kind is list or kind is tuple:
         return [encode(part, number_of) for part in value]
     return value
@@ -148,6 +148,21 @@ def _encode_text(text: str, number_of: Callable[[Reference], int]) -> Encoded:
         for part in pieces(text)
     ]
     return parts[0] if len(parts) == 1 else {_TEXT: parts}
+
+
+def refs_in(encoded: Encoded) -> Iterator[Ref]:
+    """The references inside an encoded value; what `$literal` protects is none."""
+    waiting = [encoded]
+    while waiting:
+        part = waiting.pop()
+        if type(part) is dict:
+            ref = decode_ref(part)
+            if ref is not None:
+                yield ref
+            else:
+                waiting.extend((part[_LITERAL] if len(part) == 1 and _LITERAL in part else part).values())
+        elif type(part) is list or type(part) is tuple:
+            waiting.extend(part)
 
 
 def label_in(plan: Plan) -> Label:
@@ -187,7 +202,7 @@ def _prepared(value: Any, label: Label) -> Callable[[Lookup], Any]:
     if isinstance(value, dict):
         if len(value) == 1 and _TEXT in value:
             return _prepared_text(value[_TEXT], label)
-        return prepare(value[LITERAL] if len(value) == 1 and LITERAL in value else value, label)
+        return prepare(value[_LITERAL] if len(value) == 1 and _LITERAL in value else value, label)
     if isinstance(value, (list, tuple)):
         parts = [_prepared(part, label) for part in value]
         return lambda lookup: [part(lookup) for part in parts]
@@ -246,7 +261,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 __all__ = [
-    "LITERAL",
     "Label",
     "Lookup",
     "Reference",
@@ -260,5 +274,6 @@ __all__ = [
     "pieces",
     "prepare",
     "read",
+    "refs_in",
     "resolve",
 ]

@@ -16,7 +16,15 @@ from mosaic_queues.settings import settings
 from mosaic_tasks.grammar import AgentSpec, Definition, Node
 from mosaic_tasks.loading import Problem, too_large
 from mosaic_tasks.plan import INPUTS, ITEM, Ref, decode_ref
-from mosaic_tasks.references import Path, Reference, ReferenceSyntaxError, did_you_mean, encode, parse
+from mosaic_tasks.references import (
+    Path,
+    Reference,
+    ReferenceSyntaxError,
+    did_you_mean,
+    encode,
+    parse,
+    refs_in,
+)
 from mosaic_tasks.schemas import (
     ANY,
     NoSuchPath,
@@ -341,7 +349,7 @@ class _Checker:
 
     def _check_parts(self, value: Any, facts: Facts, name: str) -> bool:
         """Checks the references inside an argument; tells whether there are any."""
-        refs = list(_refs(value))
+        refs = list(refs_in(value))
         for ref in refs:
             self._part_of(ref, facts, ("with", name))
         return bool(refs)
@@ -456,21 +464,6 @@ class _Checker:
 
 
 _TEXT: Schema = {"type": "string"}
-
-
-def _refs(value: Any) -> Iterator[Ref]:
-    """The references inside an encoded value."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        if type(part) is dict:
-            ref = decode_ref(part)
-            if ref is not None:
-                yield ref
-            else:
-                waiting.extend(part.values())
-        elif type(part) is list:
-            waiting.extend(part)
 
 
 def _cycles(deps: list[tuple[int, ...]]) -> Iterator[list[int]]:

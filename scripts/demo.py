@@ -7,12 +7,15 @@ DEMO_REPO, DEMO_SINCE and DEMO_TICKETS choose repository, period and tickets.
 
 from __future__ import annotations
 
+import signal
+import sys
+
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # until main() can end things in order
+
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,21 +39,21 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH")]))
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.path.insert(0, str(EXAMPLES))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     from mosaic_queues.errors import MosaicError
     from mosaic_tasks.cli.exits import code_of
 
     begun = time.monotonic()
     try:
         with server(), workers(read_procfile(ROOT / "Procfile"), logs()):
-            report = run()
+            show(run(), begun)
     except KeyboardInterrupt:
         console.print("interrupted; workers and server are stopped", style="yellow")
         return 130
     except MosaicError as error:
         console.print(f"[red]the demo failed:[/red] {error}", highlight=False)
         return int(code_of(error))
-    show(report, time.monotonic() - begun)
     return 0
 
 
@@ -129,7 +132,9 @@ def tell_log(path: Path) -> None:
 
 
 def stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """Asks all to end, then ends what has not."""
+    """Asks all to end, then ends what has not; nothing interrupts this."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     for process in started:
         process.terminate()
     deadline = time.monotonic() + STOP_S
@@ -159,13 +164,14 @@ def run() -> dict[str, Any]:
         close_all()
 
 
-def show(report: dict[str, Any], seconds: float) -> None:
+def show(report: dict[str, Any], begun: float) -> None:
     """Prints the report and says where it is written."""
     OUT.mkdir(exist_ok=True)
     markdown, page = OUT / "weekly-report.md", OUT / "weekly-report.html"
     markdown.write_text(report["markdown"], "utf-8")
     page.write_text(report["html"], "utf-8")
     console.print(Markdown(report["markdown"]))
+    seconds = time.monotonic() - begun
     console.print(f"\nwritten in {seconds:.1f} s: {markdown} and {page}", highlight=False, soft_wrap=True)
 
 

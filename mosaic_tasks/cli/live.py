@@ -81,8 +81,8 @@ def _follow(run: Run, shown: Display) -> None:
     try:
         for event in run.events(follow=True):
             shown.show(event)
-    except RedisError:
-        return  # whoever waits for the run meets the same error and tells it
+    except (RedisError, OSError, ValueError):
+        return  # the server is away, which whoever waits tells, or the connection was closed under the reader
 
 
 def display(plan: Plan, run_id: str, console: Console) -> Display:

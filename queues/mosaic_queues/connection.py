@@ -111,18 +111,31 @@ def urls_of(url: str) -> ServerUrls:
     Raises:
         ConfigurationError: it is none of these.
     """
-    parts = urlsplit(url)
+    no_url = ConfigurationError(
+        f"{redact(url)!r} is no URL of a Redis server; "
+        "set MOSAIC_REDIS_URL to redis://[user:password@]host:port/0, rediss://... or unix:///path?db=0"
+    )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise no_url from error
     options = dict(parse_qsl(parts.query))
     if parts.scheme in ("redis", "rediss") and "@" in parts.path + parts.query + parts.fragment:
         raise ConfigurationError(
             f"the password in {redact(url)!r} has characters that end it early; write them percent-encoded: "
             "'/' as %2F, '?' as %3F, '#' as %23, '@' as %40"
         )
-    if parts.scheme not in _SCHEMES or not (parts.hostname or parts.path.strip("/")):
-        raise ConfigurationError(
-            f"{redact(url)!r} is no URL of a Redis server; "
-            "set MOSAIC_REDIS_URL to redis://[user:password@]host:port/0, rediss://... or unix:///path?db=0"
-        )
+    try:
+        has_place = bool(parts.port or parts.hostname or parts.path.strip("/"))
+    except ValueError as error:
+        raise no_url from error
+    is_tcp = parts.scheme in ("redis", "rediss")
+    if (
+        parts.scheme not in _SCHEMES
+        or not has_place
+        or (is_tcp and not re.fullmatch(r"/?[0-9]*", parts.path))
+    ):
+        raise no_url
     if parts.scheme in ("unix", _SOCKET_SCHEME):
         database = options.pop("db", None) or options.pop("virtual_host", None) or "0"
         return ServerUrls(

@@ -224,6 +224,38 @@ def test_a_process_that_wakes_up_late_is_refused(workers: Workers, tmp_path: Pat
     assert [event.kind for event in run.events()].count("lost") == 1
 
 
+def test_a_refused_value_is_read_by_nobody(workers: Workers, tmp_path: Path) -> None:
+    """Not even in the process whose result was refused."""
+    first, second = two_workers(workers)
+    marker = tmp_path / "first"
+    flow = Flow("fenced")
+    found = flow.tool(tools.who, path=str(marker))
+    each = flow.tool(
+        tools.mark_and_pause,
+        for_each=flow.tool(tools.count, n=40, after=[found]),
+        x=found,
+        directory=str(tmp_path),
+        pause_s=0.02,
+        id="each",
+    )
+    flow.output(each)
+    run = submit(flow.build())
+    await_event(run, "claimed")
+    deadline = time.monotonic() + 20
+    while not marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sleeper = next(worker for worker in (first, second) if worker.pid == int(marker.read_text()))
+    sleeper.signal(signal.SIGSTOP)
+    try:
+        await_event(run, "lost")
+        await_event(run, "expanded")
+    finally:
+        sleeper.signal(signal.SIGCONT)
+    other = first if sleeper is second else second
+    assert set(run.result(timeout_s=40)) == {other.pid}
+    check_recorded_once(run)
+
+
 def test_a_worker_told_to_stop_finishes_or_hands_back(workers: Workers, tmp_path: Path) -> None:
     first, _second = two_workers(workers)
     run = submit(fan_out(40, tmp_path))

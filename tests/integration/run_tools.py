@@ -172,3 +172,25 @@ async def stubborn() -> None:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             continue
+
+
+class OwnError(BaseException):
+    """Not an Exception."""
+
+
+def raises(name: str) -> None:
+    raise {"own": OwnError, "keyboard": KeyboardInterrupt, "generator": GeneratorExit}[name]("no Exception")
+
+
+async def raises_async(name: str) -> None:
+    if name == "cancelled":
+        raise asyncio.CancelledError("by itself")
+    raises(name)
+
+
+def who(path: str) -> int:
+    """Answers with its process, after the file's maker stopped or killed it the first time."""
+    if not Path(path).exists():
+        Path(path).write_text(str(os.getpid()))
+        time.sleep(1.0)
+    return os.getpid()

@@ -307,6 +307,44 @@ def test_a_fan_out_beyond_the_limit_is_refused(workers: Workers) -> None:
         submit(flow.build()).result(timeout_s=30)
 
 
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (tools.raises, "own"),
+        (tools.raises, "keyboard"),
+        (tools.raises, "generator"),
+        (tools.raises_async, "own"),
+        (tools.raises_async, "cancelled"),
+    ],
+)
+def test_whatever_a_tool_raises_fails_its_call_alone(
+    workers: Workers, pool: Any, function: Any, name: str
+) -> None:
+    workers.start(APP, QUEUES, pool=pool).wait_ready()
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"node 'raises(_async)?': ToolError: \w+"):
+            submit(one_tool(function, name=name)).result(timeout_s=30)
+    assert submit(one_tool(tools.one)).result(timeout_s=30) == 1
+
+
+def test_literals_that_look_like_references_are_literals(worker: Workers) -> None:
+    schema = {"$ref": "#/definitions/x", "other": [{"$ref": "y"}, {"$ref": [0, []]}, {"$literal": 1}]}
+    assert submit(one_tool(tools.echo, value=schema)).result(timeout_s=30) == schema
+    assert submit(one_tool(tools.echo, value={"$ref": "x"})).result(timeout_s=30) == {"$ref": "x"}
+
+
+def test_a_message_with_unknown_calls_harms_no_run(worker: Workers) -> None:
+    from mosaic_tasks.app import app
+
+    run = submit(one_tool(tools.pause, x=1, pause_s=0.3))
+    for calls in (["99"], ["0.x"], [""], ["-1"], ["0.c.1"], []):
+        app.send_task("mosaic.call", args=[run.id, calls], queue="mosaic.cpu")
+    app.send_task("mosaic.call", args=["no run"], queue="mosaic.cpu")
+    assert run.result(timeout_s=30) == 1
+    assert submit(one_tool(tools.one)).result(timeout_s=30) == 1
+
+
 def test_a_short_chain_costs_few_messages(worker: Workers) -> None:
     flow = Flow("chain")
     node = flow.tool(tools.double, x=1)

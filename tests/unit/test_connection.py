@@ -70,3 +70,12 @@ def test_a_server_with_everything_wrong_is_told_so_in_sentences() -> None:
     assert len(facts.problems()) == 4
     for expected in ("5.0.14", "'allkeys-lru'", "append-only", "-90000 ms"):
         assert expected in problems
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://127.0.0.1:abc/0", "redis://127.0.0.1:99999/0", "redis://[::1", "redis://localhost/notadb"],
+)
+def test_a_broken_url_is_told_as_such(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no URL of a Redis server"):
+        urls_of(url)
