@@ -156,12 +156,11 @@ def run() -> dict[str, Any]:
     try:
         watch(started, console, no_worker_s=STOP_S)
         report: dict[str, Any] = started.result()
-        return report
     except KeyboardInterrupt:
         started.cancel("the demo was interrupted")
         raise
-    finally:
-        close_all()
+    close_all()
+    return report
 
 
 def show(report: dict[str, Any], begun: float) -> None:
