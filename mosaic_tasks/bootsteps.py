@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +26,10 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._sweeper: Sweeper | None = None
+        if os.getcwd() not in sys.path:
+            sys.path.append(
+                os.getcwd()
+            )  # where people keep their tools; `mosaic worker` finds them there too
         set_worker_facts(facts_of(parent))
 
     def start(self, parent: Any) -> None:

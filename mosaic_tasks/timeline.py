@@ -207,11 +207,11 @@ def draw_svg(chart: Timeline) -> str:
 
 def _svg_legend(width: int) -> Iterator[str]:
     meanings = (("run", "runs"), ("wait", "waits in its queue"), ("pause", "pauses before a retry"))
-    x = width - 340
+    x = width - 430
     for activity, meaning in meanings:
         yield f'<rect class="{activity}" x="{x}" y="14" width="12" height="12" rx="2"/>'
         yield f'<text class="faint" x="{x + 17}" y="24">{meaning}</text>'
-        x += 34 + 6 * len(meaning)
+        x += 34 + 8 * len(meaning)
 
 
 def _svg_grid(chart: Timeline, height: int, parts: int = 4) -> Iterator[str]:

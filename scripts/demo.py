@@ -24,6 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from mosaic_queues.errors import MosaicError, RunFailed
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 OUT = ROOT / "out"
@@ -41,7 +43,6 @@ def main() -> int:
     sys.path.insert(0, str(EXAMPLES))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    from mosaic_queues.errors import MosaicError
     from mosaic_tasks.cli.exits import code_of
 
     begun = time.monotonic()
@@ -59,11 +60,11 @@ def main() -> int:
 
 def inputs() -> dict[str, Any]:
     """The inputs of the workflow; paths are absolute, for the workers read them."""
-    values: dict[str, Any] = {"repo": str(Path(os.environ.get("DEMO_REPO") or ROOT).absolute())}
+    values: dict[str, Any] = {"repo": str(Path(os.environ.get("DEMO_REPO") or ROOT).expanduser().absolute())}
     if since := os.environ.get("DEMO_SINCE"):
         values["since"] = since
     if tickets := os.environ.get("DEMO_TICKETS"):
-        values["tickets"] = str(Path(tickets).absolute())
+        values["tickets"] = str(Path(tickets).expanduser().absolute())
     return values
 
 
@@ -116,6 +117,9 @@ def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
                 )
         console.print(f"started {', '.join(commands)}; their logs are in {directory}", style="dim")
         yield
+    except RunFailed:
+        console.print(f"the workers' logs are in {directory}", style="dim", highlight=False)
+        raise
     except Exception:
         for name in commands:
             tell_log(directory / f"{name}.log")

@@ -224,7 +224,8 @@ class Lines:
             yield _line(node, event)
         elif node.calls_done * _STEPS // max(node.calls, 1) > self._told_done[number]:
             self._told_done[number] = node.calls_done * _STEPS // node.calls
-            yield f"{node.name}: {_calls(node)}"
+            if node.calls > 1:
+                yield f"{node.name}: {_calls(node)}"
 
 
 def _line(node: NodeView, event: Event) -> str:

@@ -123,6 +123,16 @@ def test_its_commands_work_in_order(project: Path, environment: dict[str, str], 
     assert (project / "timeline.svg").read_text("utf-8").startswith("<svg")
 
 
+def test_a_plain_celery_worker_serves_alone(
+    project: Path, environment: dict[str, str], redis_client: Redis
+) -> None:
+    command = next(b.text for b in blocks() if b.mark == "worker" and b.text.startswith("celery"))
+    alone = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    with in_background(command, project, alone, redis_client):
+        printed = run("mosaic run report.yaml --input day=Monday", project, alone)
+    assert "Oslo bought for 120 euros." in printed
+
+
 @pytest.mark.leaves("files", reason="the demo writes its report where the README says")
 def test_make_demo_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     environment = {**os.environ, "MOSAIC_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}

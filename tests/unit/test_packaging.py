@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
+import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -139,3 +141,49 @@ def test_the_image_is_built_from_the_lock_and_runs_without_root() -> None:
     assert '"mosaic", "doctor", "--json"' in text
     for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         assert all((ROOT / path).exists() for path in source.split()), source
+
+
+def test_every_import_of_the_packages_is_declared_for_users() -> None:
+    """What only the development environment happens to have is missing after `pip install mosaic-tasks`."""
+    project = PROJECT["project"]
+    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    homes = importlib.metadata.packages_distributions()
+    optional = {"genai_prices"}
+    imported = {
+        name.partition(".")[0]
+        for folder in ("mosaic_tasks", "queues/mosaic_queues", "routing/mosaic_routing")
+        for file in (ROOT / folder).rglob("*.py")
+        for name in _imports(file)
+    }
+    foreign = (
+        imported
+        - set(sys.stdlib_module_names)
+        - optional
+        - {"mosaic_queues", "mosaic_routing", "mosaic_tasks"}
+    )
+    missing = {
+        name for name in foreign if not declared & {canonicalize_name(home) for home in homes.get(name, ())}
+    }
+    assert missing == set()
+
+
+def test_what_kombu_needs_for_redis_is_declared_too() -> None:
+    """Its extra pins exact versions, so we name the packages ourselves."""
+    project = PROJECT["project"]
+    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    needed = {
+        canonicalize_name(requirement.name)
+        for requirement in map(Requirement, importlib.metadata.requires("kombu") or ())
+        if requirement.marker
+        and requirement.marker.evaluate({"extra": "redis"})
+        and not requirement.marker.evaluate({"extra": ""})
+    }
+    assert needed <= declared
+
+
+def _imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
