@@ -30,7 +30,7 @@ def calls_to_keep(
     if ready == 0 or budget_calls <= 0 or budget_s <= 0:
         return 0
     share = ready if ready * length <= 2 * MESSAGE_COST_S else math.ceil(ready / max(workers, 1))
-    affordable = max(1, int(budget_s / length)) if length > 0 else ready
+    affordable = max(1, _fitting(budget_s, length, ready))
     return min(share, affordable, budget_calls)
 
 
@@ -50,7 +50,7 @@ def batch_size(
     if concurrent:
         return max(1, min(math.ceil(waiting / max(workers, 1)), TOGETHER, batch_calls))
     length = UNKNOWN_LENGTH_S if length_s is None else length_s
-    by_time = int(batch_s / length) if length > 0 else batch_calls
+    by_time = _fitting(batch_s, length, batch_calls)
     by_workers = math.ceil(waiting / max(2 * workers, 1))
     return max(1, min(by_time, by_workers, batch_calls))
 
@@ -58,7 +58,12 @@ def batch_size(
 def claim_size(length_s: float | None, *, window_s: float, most: int) -> int:
     """How many calls of a batch to claim at once: what starts within the window."""
     length = UNKNOWN_LENGTH_S if length_s is None else length_s
-    return max(1, min(most, int(window_s / length) if length > 0 else most))
+    return max(1, _fitting(window_s, length, most))
+
+
+def _fitting(time_s: float, length_s: float, most: int) -> int:
+    """How many calls of a length fit into a time, at most `most`; a length may be next to nothing."""
+    return most if length_s * most <= time_s else int(time_s / length_s)
 
 
 class Lengths:
