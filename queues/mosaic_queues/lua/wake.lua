@@ -17,6 +17,10 @@ for i, id in ipairs(arg.calls) do
   end
 end
 in_slices('HSET', CALLS, writes)
-local ready = {}
-for _, queue in ipairs(order) do ready[#ready + 1] = {queue, queues[queue]} end
+local ready, events = {}, {}
+for i, queue in ipairs(order) do
+  ready[i] = {queue, queues[queue]}
+  events[i] = {'ready', queues[queue], queue}
+end
+if #events > 0 then record(events) end
 return cmsgpack.pack(ready)
