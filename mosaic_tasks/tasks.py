@@ -15,8 +15,9 @@ SUBMIT_TASK = "mosaic.submit"
 
 
 def register(app: Celery) -> None:
-    """Registers the tasks with an app. Their calls emit task events themselves, one for each call."""
+    """Registers the tasks with this app alone. Their calls emit task events themselves, one for each call."""
     options: dict[str, Any] = {
+        "shared": False,
         "acks_late": True,
         "reject_on_worker_lost": True,
         "ignore_result": True,
@@ -34,7 +35,7 @@ def register(app: Celery) -> None:
         """The body of a node's chord: aggregates its calls and opens its successors."""
         drive(process_for(app), run_id, calls)
 
-    @app.task(name=SUBMIT_TASK, bind=True, acks_late=True)
+    @app.task(name=SUBMIT_TASK, shared=False, bind=True, acks_late=True)
     def submit(self: Any, workflow: str, inputs: dict[str, Any] | None = None, key: str | None = None) -> str:
         """Submits a workflow file that this worker can read; for apps that do not install this package."""
         return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}")

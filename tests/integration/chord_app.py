@@ -11,7 +11,6 @@ from typing import Any
 
 from celery import Celery, Task, chord, group
 from celery.signals import before_task_publish
-from kombu import pools
 
 BLOCKED_S = 60
 
@@ -42,7 +41,6 @@ def client_of(broker: str, backend: str, label: str) -> Iterator[Celery]:
     app.backend.result_consumer.stop()
     app.backend.result_consumer._pubsub = None  # results that are collected later would connect again
     app.backend.client.connection_pool.disconnect()
-    pools.reset()
     app.close()
 
 
