@@ -25,16 +25,16 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from mosaic_tasks.app import install
-    from mosaic_tasks.builder import Flow
     from mosaic_tasks.client import Run, asubmit, get_run, list_runs, submit
-    from mosaic_tasks.compiling import compile_workflow
-    from mosaic_tasks.tools import agent, tool
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition.builder import Flow
+    from mosaic_tasks.definition.compiling import compile_workflow
+    from mosaic_tasks.definition.tools import agent, tool
+    from mosaic_tasks.definition.workflow import Workflow
 
 _HOMES = {
     "CallError": "mosaic_queues.errors",
     "DefinitionError": "mosaic_queues.errors",
-    "Flow": "mosaic_tasks.builder",
+    "Flow": "mosaic_tasks.definition.builder",
     "InputError": "mosaic_queues.errors",
     "MosaicError": "mosaic_queues.errors",
     "NoWorker": "mosaic_queues.errors",
@@ -44,15 +44,15 @@ _HOMES = {
     "ServerUnavailable": "mosaic_queues.errors",
     "UnknownRun": "mosaic_queues.errors",
     "WaitTimeout": "mosaic_queues.errors",
-    "Workflow": "mosaic_tasks.workflow",
-    "agent": "mosaic_tasks.tools",
+    "Workflow": "mosaic_tasks.definition.workflow",
+    "agent": "mosaic_tasks.definition.tools",
     "asubmit": "mosaic_tasks.client",
-    "compile_workflow": "mosaic_tasks.compiling",
+    "compile_workflow": "mosaic_tasks.definition.compiling",
     "get_run": "mosaic_tasks.client",
     "install": "mosaic_tasks.app",
     "list_runs": "mosaic_tasks.client",
     "submit": "mosaic_tasks.client",
-    "tool": "mosaic_tasks.tools",
+    "tool": "mosaic_tasks.definition.tools",
 }
 """Where each public name lives; loaded when first asked for, so that `mosaic --help` does not load Celery."""
 

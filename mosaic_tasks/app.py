@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from mosaic_tasks.bootsteps import install_step
+from mosaic_tasks.execution.bootsteps import install_step
 from mosaic_tasks.tasks import register
 
 

@@ -17,12 +17,12 @@ from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.app import app as default_app
-from mosaic_tasks.explaining import Explanation, explain
-from mosaic_tasks.plan import Plan
-from mosaic_tasks.process import Process, process_for
-from mosaic_tasks.progress import RunView, project
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.definition.workflow import Workflow
+from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.inspection.explaining import Explanation, explain
+from mosaic_tasks.inspection.progress import RunView, project
 from mosaic_tasks.submission import submit_to
-from mosaic_tasks.workflow import Workflow
 
 WORKER_CHECK_S = 1.0
 

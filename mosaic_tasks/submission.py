@@ -10,12 +10,12 @@ from typing import Any
 
 from celery import Celery
 
-from mosaic_tasks.compiling import compile_workflow
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.definition.plan import Plan, plan_hash
+from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.registry import configured
-from mosaic_tasks.plan import Plan, plan_hash
-from mosaic_tasks.prepared import PreparedPlan
-from mosaic_tasks.process import Process, process_for
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.execution.prepared import PreparedPlan
+from mosaic_tasks.execution.process import Process, process_for
 
 
 def submit_to(

@@ -7,8 +7,8 @@ from typing import Any
 from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK
-from mosaic_tasks.driver import drive
-from mosaic_tasks.process import process_for
+from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.submission import submit_to
 
 SUBMIT_TASK = "mosaic.submit"
@@ -22,7 +22,7 @@ def register(app: Celery) -> None:
         "reject_on_worker_lost": True,
         "ignore_result": True,
         "send_events": False,
-        "Strategy": "mosaic_tasks.strategy:strategy",
+        "Strategy": "mosaic_tasks.execution.strategy:strategy",
     }
 
     @app.task(name=CALL_TASK, **options)

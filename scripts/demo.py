@@ -154,7 +154,7 @@ def run() -> dict[str, Any]:
     """Submits the workflow and shows its progress to its end."""
     from mosaic_tasks import submit
     from mosaic_tasks.cli.live import watch
-    from mosaic_tasks.process import close_all
+    from mosaic_tasks.execution.process import close_all
 
     started = submit(EXAMPLES / "weekly_report" / "workflow.yaml", inputs())
     try:

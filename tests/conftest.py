@@ -50,7 +50,7 @@ def workers(redis_server: ServerForTests, tmp_path: Path) -> Iterator[Workers]:
 @pytest.fixture
 def mosaic_process(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """This process as a client of the server; what it opens in the test is closed after it."""
-    from mosaic_tasks.process import close_all
+    from mosaic_tasks.execution.process import close_all
 
     monkeypatch.setenv("MOSAIC_REDIS_URL", redis_url)
     monkeypatch.setenv("MOSAIC_HOME", str(tmp_path / "home"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mosaic_tasks.wording import counted, listed
+from mosaic_tasks.inspection.wording import counted, listed
 
 if TYPE_CHECKING:
     from mosaic_queues.connection import ServerFacts

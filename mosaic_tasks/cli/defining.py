@@ -9,7 +9,7 @@ import typer
 
 from mosaic_tasks.cli.options import FileArgument, JsonOption
 from mosaic_tasks.cli.output import print_json
-from mosaic_tasks.wording import counted
+from mosaic_tasks.inspection.wording import counted
 
 
 class GraphFormat(StrEnum):
@@ -29,8 +29,8 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
       mosaic validate report.yaml
       mosaic validate report.yaml --json
     """
-    from mosaic_tasks.compiling import compile_workflow
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition.compiling import compile_workflow
+    from mosaic_tasks.definition.workflow import Workflow
 
     workflow = Workflow.from_file(file)
     plan = compile_workflow(workflow)
@@ -63,9 +63,9 @@ def graph(
       mosaic graph report.yaml --format mermaid > report.mmd
       mosaic graph report.yaml --json          # nodes and edges
     """
-    from mosaic_tasks import drawing
-    from mosaic_tasks.compiling import compile_workflow
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition import drawing
+    from mosaic_tasks.definition.compiling import compile_workflow
+    from mosaic_tasks.definition.workflow import Workflow
 
     workflow = Workflow.from_file(file)
     plan = compile_workflow(workflow)
@@ -89,7 +89,7 @@ def schema(as_json: JsonOption = True) -> None:
       # then, as the first line of a workflow file:
       # yaml-language-server: $schema=mosaic.schema.json
     """
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition.workflow import Workflow
 
     del as_json  # it is JSON either way
     print_json(Workflow.json_schema())

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mosaic_queues.events import Event
-from mosaic_tasks.plan import Plan
-from mosaic_tasks.progress import NodeState, NodeView, Progress
-from mosaic_tasks.wording import duration
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
+from mosaic_tasks.inspection.wording import duration
 
 if TYPE_CHECKING:
     from mosaic_queues.ledger import RunRecord

@@ -17,7 +17,7 @@ from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 if TYPE_CHECKING:
     from mosaic_queues.ledger import RunRecord
     from mosaic_tasks.client import Run
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition.workflow import Workflow
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
       mosaic run report.yaml --json | jq .output
     """
     from mosaic_tasks.client import submit
-    from mosaic_tasks.workflow import Workflow
+    from mosaic_tasks.definition.workflow import Workflow
 
     workflow = Workflow.from_file(file)
     started = submit(workflow, read_inputs(workflow, inputs or []), key=key)

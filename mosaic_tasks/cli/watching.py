@@ -12,13 +12,13 @@ import typer
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.options import JsonOption, RunArgument
 from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
-from mosaic_tasks.wording import duration, listed
+from mosaic_tasks.inspection.wording import duration, listed
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.ledger import RunRecord
     from mosaic_tasks.client import Run
-    from mosaic_tasks.plan import Plan
+    from mosaic_tasks.definition.plan import Plan
 
 
 def status(
@@ -58,7 +58,7 @@ def _show_runs(records: list[RunRecord], *, as_json: bool) -> None:
 
 
 def _show_run(run: Run, *, as_json: bool) -> None:
-    from mosaic_tasks.explaining import ending
+    from mosaic_tasks.inspection.explaining import ending
 
     record, view = run.record(), run.view()
     if as_json:
@@ -199,8 +199,8 @@ def timeline(
       mosaic timeline 0193d5c8-... --svg run.svg
     """
     from mosaic_tasks.client import get_run
-    from mosaic_tasks.timeline import draw_svg, draw_text
-    from mosaic_tasks.timeline import timeline as chart_of
+    from mosaic_tasks.inspection.timeline import draw_svg, draw_text
+    from mosaic_tasks.inspection.timeline import timeline as chart_of
 
     run = get_run(run_id)
     chart = chart_of(run.plan(), run.events(), now_ms=int(time.time() * 1000), run_id=run_id)

@@ -69,7 +69,7 @@ def worker(
 
     from mosaic_queues.connection import connect
     from mosaic_tasks.app import app
-    from mosaic_tasks.process import ledger_url
+    from mosaic_tasks.execution.process import ledger_url
 
     connect(ledger_url(app)).close()
     arguments = worker_arguments(

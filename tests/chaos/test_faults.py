@@ -19,7 +19,7 @@ from mosaic_queues.errors import RunFailed, ServerUnavailable
 from mosaic_queues.server import EmbeddedServer
 from mosaic_queues.settings import settings
 from mosaic_tasks import Flow, Run, Workflow, submit
-from mosaic_tasks.process import close_all
+from mosaic_tasks.execution.process import close_all
 from tests.integration import run_tools as tools
 from tests.services import Worker, Workers
 

@@ -16,8 +16,8 @@ from mosaic_queues.errors import PayloadError, UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
 from mosaic_queues.ledger import Claim, Done, JoinStep, Ledger, Usage
 from mosaic_queues.sweeper import Sweeper, server_ms
-from mosaic_tasks.plan import NodePlan, Plan, link
-from mosaic_tasks.prepared import CallId, PreparedPlan
+from mosaic_tasks.definition.plan import NodePlan, Plan, link
+from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 
 pytestmark = pytest.mark.integration
 NIL = b"\x00\xc0"

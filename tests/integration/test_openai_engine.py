@@ -23,7 +23,7 @@ from mosaic_queues.errors import (
     EngineOverloaded,
     EngineRefused,
 )
-from mosaic_tasks.agents import AgentAnswer, run_agent
+from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.openai import OpenAIEngine, RetryPolicy, Timeouts
 from mosaic_tasks.engines.prices import PriceTable, load_prices
 from mosaic_tasks.engines.protocol import (
@@ -36,7 +36,7 @@ from mosaic_tasks.engines.protocol import (
     complete,
 )
 from mosaic_tasks.engines.registry import close_engines
-from mosaic_tasks.plan import AgentPlan
+from mosaic_tasks.execution.agents import AgentAnswer, run_agent
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from mosaic_queues.errors import ServerUnavailable
 from mosaic_queues.settings import settings
 from mosaic_tasks import Flow
 from mosaic_tasks.app import install
-from mosaic_tasks.process import close_all
+from mosaic_tasks.execution.process import close_all
 from tests.integration import run_tools as tools
 from tests.services import Workers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_queues.events import Event, EventKind
-from mosaic_tasks.plan import NodePlan, Plan, Ref, Retry, link
+from mosaic_tasks.definition.plan import NodePlan, Plan, Ref, Retry, link
 
 START_MS = 1_000_000
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from mosaic_tasks.tools import agent, tool
+from mosaic_tasks.definition.tools import agent, tool
 
 
 class Commit(TypedDict):

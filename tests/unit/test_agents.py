@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
-from mosaic_tasks.agents import AgentAnswer, parse_answer, run_agent
+from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.protocol import (
     EngineRequest,
     Events,
@@ -21,7 +21,7 @@ from mosaic_tasks.engines.protocol import (
 )
 from mosaic_tasks.engines.registry import ModelName, close_engines, engine_for, model_name
 from mosaic_tasks.engines.schema import mismatch
-from mosaic_tasks.plan import AgentPlan
+from mosaic_tasks.execution.agents import AgentAnswer, parse_answer, run_agent
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

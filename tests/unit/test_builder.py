@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.builder import Flow, Handle, item
-from mosaic_tasks.compiling import compile_workflow
-from mosaic_tasks.plan import plan_hash
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.builder import Flow, Handle, item
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.definition.plan import plan_hash
+from mosaic_tasks.definition.workflow import Workflow
 
 YAML = """
 name: weekly-report

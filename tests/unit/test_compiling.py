@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mosaic_routing.queues import provider_of, queue_for
-from mosaic_tasks.collector import collector_paused
-from mosaic_tasks.compiling import compile_workflow
-from mosaic_tasks.plan import INPUTS, ITEM, Plan, Ref, Retry
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.collector import collector_paused
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Plan, Ref, Retry
+from mosaic_tasks.definition.workflow import Workflow
 
 TEXT = """
 name: w

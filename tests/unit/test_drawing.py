@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.drawing import mermaid, text
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.drawing import mermaid, text
+from mosaic_tasks.definition.workflow import Workflow
 
 WORKFLOW = Workflow.from_yaml(
     """

@@ -9,9 +9,9 @@ from made_runs import START_MS, Story, fanned_out, finished, node, opened, repor
 
 from mosaic_queues.ledger import CallState, LiveCall
 from mosaic_queues.liveness import Process
-from mosaic_tasks.explaining import Explanation, explain
-from mosaic_tasks.plan import Plan, link
-from mosaic_tasks.progress import project
+from mosaic_tasks.definition.plan import Plan, link
+from mosaic_tasks.inspection.explaining import Explanation, explain
+from mosaic_tasks.inspection.progress import project
 
 WORKER = Process(name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=2)
 NOW_MS = START_MS + 10_000

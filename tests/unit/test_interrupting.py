@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mosaic_tasks.interrupting import Interrupted, Interruptible
+from mosaic_tasks.execution.interrupting import Interrupted, Interruptible
 
 
 def interrupted_by(work: Callable[[], None], reason: Exception) -> Interruptible:

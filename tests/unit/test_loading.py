@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks import loading
-from mosaic_tasks.loading import Problem, Source, dump, read_source, told
+from mosaic_tasks.definition import loading
+from mosaic_tasks.definition.loading import Problem, Source, dump, read_source, told
 
 
 def load(text: str) -> Any:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import START_MS, Story, fanned_out, finished, node, opened, report_plan
 
-from mosaic_tasks.plan import link
-from mosaic_tasks.progress import NodeView, Progress, RunView, project
+from mosaic_tasks.definition.plan import link
+from mosaic_tasks.inspection.progress import NodeView, Progress, RunView, project
 
 
 def view_of(story: Story) -> RunView:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks.plan import INPUTS, ITEM, NodePlan, Ref, link
-from mosaic_tasks.references import (
+from mosaic_tasks.definition.plan import INPUTS, ITEM, NodePlan, Ref, link
+from mosaic_tasks.definition.references import (
     Reference,
     ReferenceSyntaxError,
     did_you_mean,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_tasks.execution import retry_pause
-from mosaic_tasks.plan import NodePlan, Retry
-from mosaic_tasks.prepared import PreparedNode
+from mosaic_tasks.definition.plan import NodePlan, Retry
+from mosaic_tasks.execution.calls import retry_pause
+from mosaic_tasks.execution.prepared import PreparedNode
 
 
 def node(retry: Retry) -> PreparedNode:

@@ -10,7 +10,7 @@ from made_tools import Commit, History, People, Person
 from pydantic import BaseModel
 
 from mosaic_queues.errors import InputError
-from mosaic_tasks.schemas import (
+from mosaic_tasks.definition.schemas import (
     ANY,
     NoSuchPath,
     complete_inputs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_tasks.sharing import TOGETHER, Lengths, batch_size, calls_to_keep, claim_size
+from mosaic_tasks.execution.sharing import TOGETHER, Lengths, batch_size, calls_to_keep, claim_size
 
 LENGTHS = st.one_of(st.none(), st.floats(0, 100))
 

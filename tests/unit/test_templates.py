@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks import sandbox
-from mosaic_tasks.templates import TemplateProblem, evaluate, names_in, names_in_expression, render
+from mosaic_tasks.definition import sandbox
+from mosaic_tasks.definition.templates import TemplateProblem, evaluate, names_in, names_in_expression, render
 
 PERSON = {"name": "Ann", "items": [3, 1, 2], "team": {"size": 4}}
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import START_MS, Story, finished, node, opened, report_plan
 
-from mosaic_tasks.plan import link
-from mosaic_tasks.timeline import Lane, Segment, Timeline, draw_svg, draw_text, timeline
+from mosaic_tasks.definition.plan import link
+from mosaic_tasks.inspection.timeline import Lane, Segment, Timeline, draw_svg, draw_text, timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 

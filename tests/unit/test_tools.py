@@ -11,8 +11,8 @@ import made_tools
 import pytest
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.grammar import RetryRule
-from mosaic_tasks.tools import ToolSpec, agent, model_schema, resolve_tool, target_of, tool
+from mosaic_tasks.definition.grammar import RetryRule
+from mosaic_tasks.definition.tools import ToolSpec, agent, model_schema, resolve_tool, target_of, tool
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.settings import Settings
-from mosaic_tasks import validation
-from mosaic_tasks.compiling import compile_workflow
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition import validation
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.definition.workflow import Workflow
 
 HEAD = "name: w\ninputs:\n  repo: {type: string, default: '.'}\n  days: {type: integer, default: 7}\nnodes:\n"
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mosaic_tasks.watch import watching
+from mosaic_tasks.execution.watch import watching
 
 
 class Breaking:

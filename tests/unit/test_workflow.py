@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import InputError
-from mosaic_tasks.compiling import compile_workflow
-from mosaic_tasks.grammar import seconds
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.definition.grammar import seconds
+from mosaic_tasks.definition.workflow import Workflow
 
 TEXT = """
 name: weekly-report

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mosaic_queues.errors import BindingError, DefinitionError
-from mosaic_tasks.grammar import AgentSpec, RetryRule
-from mosaic_tasks.references import did_you_mean
-from mosaic_tasks.schemas import ANY, Schema, schema_of
+from mosaic_tasks.definition.grammar import AgentSpec, RetryRule
+from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.schemas import ANY, Schema, schema_of
 
 Mode = Literal["sync", "coroutine", "generator", "async_generator"]
 F = TypeVar("F", bound=Callable[..., Any])

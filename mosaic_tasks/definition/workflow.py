@@ -9,14 +9,14 @@ from typing import Any, Self
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.collector import collector_paused
-from mosaic_tasks.grammar import AgentSpec, Defaults, Definition, Node, RetryRule
-from mosaic_tasks.loading import Problem, Source, dump, read_source, told
-from mosaic_tasks.plan import Plan
-from mosaic_tasks.references import Path as DataPath
-from mosaic_tasks.references import did_you_mean
-from mosaic_tasks.schemas import complete_inputs, inputs_schema, read_inputs
-from mosaic_tasks.validation import Analysis, analyse
+from mosaic_tasks.definition.collector import collector_paused
+from mosaic_tasks.definition.grammar import AgentSpec, Defaults, Definition, Node, RetryRule
+from mosaic_tasks.definition.loading import Problem, Source, dump, read_source, told
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.definition.references import Path as DataPath
+from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.schemas import complete_inputs, inputs_schema, read_inputs
+from mosaic_tasks.definition.validation import Analysis, analyse
 
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SHOWN_PROBLEMS = 100

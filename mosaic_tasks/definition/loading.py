@@ -19,8 +19,8 @@ import yaml
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.settings import settings
-from mosaic_tasks.references import Path as DataPath
-from mosaic_tasks.references import path_text
+from mosaic_tasks.definition.references import Path as DataPath
+from mosaic_tasks.definition.references import path_text
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 """Larger files are refused unread."""

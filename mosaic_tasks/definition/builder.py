@@ -21,11 +21,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.grammar import AgentSpec
-from mosaic_tasks.references import Path, Reference
-from mosaic_tasks.schemas import schema_of
-from mosaic_tasks.tools import target_of
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.grammar import AgentSpec
+from mosaic_tasks.definition.references import Path, Reference
+from mosaic_tasks.definition.schemas import schema_of
+from mosaic_tasks.definition.tools import target_of
+from mosaic_tasks.definition.workflow import Workflow
 
 _NO_ID = re.compile(r"[^a-z0-9_]+")
 _PLAIN = (str, int, float, bool, type(None))

@@ -15,7 +15,14 @@ from mosaic_queues.heads import oldest_message
 from mosaic_queues.ledger import Group
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.sweeper import Sweeper
-from mosaic_tasks.process import Process, WorkerFacts, close_all, close_process, process_for, set_worker_facts
+from mosaic_tasks.execution.process import (
+    Process,
+    WorkerFacts,
+    close_all,
+    close_process,
+    process_for,
+    set_worker_facts,
+)
 
 
 class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]

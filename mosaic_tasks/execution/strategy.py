@@ -17,8 +17,8 @@ from celery.utils.log import get_task_logger
 from celery.worker import state
 from celery.worker.strategy import default
 
-from mosaic_tasks.driver import drive
-from mosaic_tasks.process import process_for
+from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.process import process_for
 
 logger = get_task_logger(__name__)
 

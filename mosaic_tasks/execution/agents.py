@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
+from mosaic_tasks.definition.plan import AgentPlan
+from mosaic_tasks.definition.templates import render
 from mosaic_tasks.engines.protocol import Completion, Engine, EngineRequest, Message, Usage, complete
 from mosaic_tasks.engines.registry import ModelName, configured, engine_for
 from mosaic_tasks.engines.schema import mismatch
-from mosaic_tasks.plan import AgentPlan
-from mosaic_tasks.templates import render
 
 _FENCED = re.compile(r"```[\w-]*\s*\n(.*?)```", re.DOTALL)
 _OPENS = re.compile(r"[{\[]")

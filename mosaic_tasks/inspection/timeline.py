@@ -13,9 +13,9 @@ from xml.sax.saxutils import escape
 
 from mosaic_queues.events import Event
 from mosaic_queues.ledger import RunStatus
-from mosaic_tasks.plan import Plan
-from mosaic_tasks.progress import NodeState, NodeView, Progress
-from mosaic_tasks.wording import duration
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
+from mosaic_tasks.inspection.wording import duration
 
 Activity = Literal["wait", "pause", "run"]
 

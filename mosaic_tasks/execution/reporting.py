@@ -9,7 +9,7 @@ import structlog
 from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK
-from mosaic_tasks.watch import attend
+from mosaic_tasks.execution.watch import attend
 
 log = structlog.get_logger(__name__)
 

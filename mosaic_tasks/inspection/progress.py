@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, cast
 
 from mosaic_queues.events import Event
 from mosaic_queues.ledger import CallState, RunStatus
-from mosaic_tasks.plan import NodeKind, Plan
+from mosaic_tasks.definition.plan import NodeKind, Plan
 
 NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
 OVER: frozenset[NodeState] = frozenset({"done", "skipped", "failed", "cancelled"})

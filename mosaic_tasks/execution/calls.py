@@ -29,13 +29,13 @@ from mosaic_queues.errors import (
     ToolError,
 )
 from mosaic_queues.ledger import Claim, Usage
-from mosaic_tasks.agents import run_agent
-from mosaic_tasks.interrupting import Interrupted
-from mosaic_tasks.plan import INPUTS, ITEM, Ref
-from mosaic_tasks.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
-from mosaic_tasks.process import Process
-from mosaic_tasks.references import read
-from mosaic_tasks.templates import evaluate
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Ref
+from mosaic_tasks.definition.references import read
+from mosaic_tasks.definition.templates import evaluate
+from mosaic_tasks.execution.agents import run_agent
+from mosaic_tasks.execution.interrupting import Interrupted
+from mosaic_tasks.execution.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan
+from mosaic_tasks.execution.process import Process
 
 VALUES_KEPT = 4096
 """Decoded outputs that an execution keeps at hand."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.settings import settings
-from mosaic_tasks.grammar import AgentSpec, Definition, Node
-from mosaic_tasks.loading import Problem, too_large
-from mosaic_tasks.plan import INPUTS, ITEM, Ref, decode_ref
-from mosaic_tasks.references import (
+from mosaic_tasks.definition.grammar import AgentSpec, Definition, Node
+from mosaic_tasks.definition.loading import Problem, too_large
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Ref, decode_ref
+from mosaic_tasks.definition.references import (
     Path,
     Reference,
     ReferenceSyntaxError,
@@ -25,7 +25,7 @@ from mosaic_tasks.references import (
     parse,
     refs_in,
 )
-from mosaic_tasks.schemas import (
+from mosaic_tasks.definition.schemas import (
     ANY,
     NoSuchPath,
     Schema,
@@ -35,8 +35,8 @@ from mosaic_tasks.schemas import (
     schema_at,
     schema_problem,
 )
-from mosaic_tasks.templates import RESERVED_NAMES, TemplateProblem, reads_of
-from mosaic_tasks.tools import ToolSpec, model_schema, resolve_tool
+from mosaic_tasks.definition.templates import RESERVED_NAMES, TemplateProblem, reads_of
+from mosaic_tasks.definition.tools import ToolSpec, model_schema, resolve_tool
 
 _ID = re.compile(r"[a-z][a-z0-9_]*")
 _MODEL = re.compile(r"extractive(:.*)?|[a-z][a-z0-9_-]*:.+")

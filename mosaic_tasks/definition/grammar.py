@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from mosaic_tasks.references import did_you_mean
-from mosaic_tasks.schemas import TYPES
+from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.schemas import TYPES
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")

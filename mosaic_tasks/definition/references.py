@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rapidfuzz import process
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks.plan import INPUTS, ITEM, Plan, Ref, decode_ref, encode_ref
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Plan, Ref, decode_ref, encode_ref
 
 Path = tuple[str | int, ...]
 Lookup = Callable[[int], Any]

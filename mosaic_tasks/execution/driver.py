@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.errors import RunCancelled, UnknownRun
 from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
-from mosaic_tasks.execution import (
+from mosaic_tasks.execution.calls import (
     Expand,
     Failure,
     Outcome,
@@ -34,13 +34,13 @@ from mosaic_tasks.execution import (
     retry_pause,
     timed_out,
 )
-from mosaic_tasks.interrupting import Interrupted
-from mosaic_tasks.loop import forget_loop, run_on_loop
-from mosaic_tasks.prepared import CLOSE, CallId
-from mosaic_tasks.process import Process
-from mosaic_tasks.running import Running
-from mosaic_tasks.sharing import TOGETHER, calls_to_keep, claim_size
-from mosaic_tasks.watch import watching
+from mosaic_tasks.execution.interrupting import Interrupted
+from mosaic_tasks.execution.loop import forget_loop, run_on_loop
+from mosaic_tasks.execution.prepared import CLOSE, CallId
+from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.running import Running
+from mosaic_tasks.execution.sharing import TOGETHER, calls_to_keep, claim_size
+from mosaic_tasks.execution.watch import watching
 
 log = structlog.get_logger(__name__)
 

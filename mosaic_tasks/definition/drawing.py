@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mosaic_tasks.grammar import Node
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.grammar import Node
+from mosaic_tasks.definition.workflow import Workflow
 
 _SHAPES = {"tool": ("[", "]"), "task": ("[[", "]]"), "agent": ("([", "])")}
 _WIDTH = 60

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_routing.queues import queue_for
-from mosaic_tasks.collector import collector_paused
-from mosaic_tasks.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
-from mosaic_tasks.plan import AgentPlan, NodePlan, Plan, Retry, link
-from mosaic_tasks.tools import ToolOptions
-from mosaic_tasks.validation import Facts
-from mosaic_tasks.workflow import Workflow
+from mosaic_tasks.definition.collector import collector_paused
+from mosaic_tasks.definition.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
+from mosaic_tasks.definition.plan import AgentPlan, NodePlan, Plan, Retry, link
+from mosaic_tasks.definition.tools import ToolOptions
+from mosaic_tasks.definition.validation import Facts
+from mosaic_tasks.definition.workflow import Workflow
 
 _NO_OPTIONS = ToolOptions()
 _FAIL = FailureRule.model_validate("fail")

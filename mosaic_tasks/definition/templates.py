@@ -10,8 +10,8 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, Undefined, meta
 from jinja2.parser import Parser
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks.references import did_you_mean
-from mosaic_tasks.sandbox import PUBLIC_FILTERS, budget, environment, limited
+from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.sandbox import PUBLIC_FILTERS, budget, environment, limited
 
 MAX_SOURCE_CHARS = 256 * 1024
 """Characters of a template."""

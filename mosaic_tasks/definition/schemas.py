@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from pydantic import PydanticUserError, TypeAdapter
 
 from mosaic_queues.errors import InputError
-from mosaic_tasks.references import Path, did_you_mean, path_text
+from mosaic_tasks.definition.references import Path, did_you_mean, path_text
 
 Schema = dict[str, Any]
 

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from mosaic_queues.errors import BindingError
-from mosaic_tasks.references import did_you_mean
+from mosaic_tasks.definition.references import did_you_mean
 
 MAX_ITERATIONS = 100_000
 """Loop iterations of one rendering, in all of its loops together."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from mosaic_queues.ledger import LiveCall
 from mosaic_queues.liveness import Process
-from mosaic_tasks.plan import NodePlan, Plan
-from mosaic_tasks.progress import NodeView, RunView
-from mosaic_tasks.wording import counted, duration, listed
+from mosaic_tasks.definition.plan import NodePlan, Plan
+from mosaic_tasks.inspection.progress import NodeView, RunView
+from mosaic_tasks.inspection.wording import counted, duration, listed
 
 SWEEP_S = 0.5
 

@@ -25,12 +25,12 @@ from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
 from mosaic_queues.sweeper import server_ms
-from mosaic_tasks.collector import collector_paused
-from mosaic_tasks.loop import close_loop
-from mosaic_tasks.plan import Plan
-from mosaic_tasks.prepared import PreparedPlan
-from mosaic_tasks.reporting import Reporter
-from mosaic_tasks.sharing import Lengths, batch_size
+from mosaic_tasks.definition.collector import collector_paused
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.execution.loop import close_loop
+from mosaic_tasks.execution.prepared import PreparedPlan
+from mosaic_tasks.execution.reporting import Reporter
+from mosaic_tasks.execution.sharing import Lengths, batch_size
 
 PLANS_KEPT = 32
 VALUES_KEPT = 4096

@@ -7,11 +7,11 @@ from functools import cached_property
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.ledger import JoinStep
-from mosaic_tasks.plan import ITEM, NodePlan, Plan
-from mosaic_tasks.references import Label, label_in, prepare, refs_in
-from mosaic_tasks.sharing import Lengths
-from mosaic_tasks.templates import names_in, names_in_expression
-from mosaic_tasks.tools import ToolSpec, resolve_tool
+from mosaic_tasks.definition.plan import ITEM, NodePlan, Plan
+from mosaic_tasks.definition.references import Label, label_in, prepare, refs_in
+from mosaic_tasks.definition.templates import names_in, names_in_expression
+from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
+from mosaic_tasks.execution.sharing import Lengths
 
 INPUTS_CALL = "in"
 """Under this name the outputs hold the inputs of the run."""

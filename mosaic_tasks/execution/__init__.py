@@ -1,0 +1,1 @@
+"""How a worker runs a plan: claims, calls, records, and says what it does."""
