@@ -2,7 +2,7 @@
 
 Starts the Procfile's workers as processes of their own (the embedded server starts by itself), runs
 examples/weekly_report, shows its progress, prints the report, and writes it as Markdown and HTML.
-DEMO_REPO, DEMO_SINCE and DEMO_TICKETS choose repository, period and tickets.
+DEMO_REPO, DEMO_SINCE and DEMO_TICKETS choose repository, period and tickets, DEMO_OUT the folder of the report.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ from mosaic_queues.errors import MosaicError, RunFailed
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-OUT = ROOT / "out"
 STOP_S = 20.0
+INTERRUPTED_STOP_S = 5.0
+"""Once interrupted nobody waits for what still runs: a thread that waits for git cannot be stopped earlier."""
+POOL = ("--pool", "threads")
+"""The pool of the workers: processes take Celery 1.5 s longer to stop, and the demo's tools need none."""
 LOG_LINES = 15
+HINT = (
+    "no tickets: `make demo TICKETS=file` adds what was closed, is late and comes next (Jira, GitHub or CSV)"
+)
 
 console = Console()
 
@@ -43,19 +49,39 @@ def main() -> int:
     sys.path.insert(0, str(EXAMPLES))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    from mosaic_tasks.cli.exits import code_of
+    from weekly_report.errors import ReportError
+
+    from mosaic_tasks.cli.exits import ExitCode, code_of
 
     begun = time.monotonic()
     try:
+        check(**inputs())
         with server(), workers(read_procfile(ROOT / "Procfile"), logs()):
             show(run(), begun)
     except KeyboardInterrupt:
         console.print("interrupted; workers and server are stopped", style="yellow")
-        return 130
+        return int(ExitCode.INTERRUPTED)
+    except ReportError as error:
+        tell(f"the demo did not start: {error}")
+        return int(ExitCode.USAGE)
     except MosaicError as error:
-        console.print(f"[red]the demo failed:[/red] {error}", highlight=False)
+        tell(f"the demo failed: {error}")
         return int(code_of(error))
-    return 0
+    return int(ExitCode.OK)
+
+
+def tell(problem: str) -> None:
+    """One message about what went wrong, as it stands."""
+    console.print(problem, style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def check(*, repo: str, since: str | None = None, tickets: str | None = None) -> None:
+    """Raises a `ReportError` for what the tools would refuse, before anything is started."""
+    from weekly_report import history
+    from weekly_report.tickets import tickets as read_tickets
+
+    history.check(repo, since)
+    read_tickets(tickets)
 
 
 def inputs() -> dict[str, Any]:
@@ -103,12 +129,13 @@ def logs() -> Path:
 def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
     """The Procfile's processes, each in a session of its own, so that Ctrl-C reaches this script alone."""
     started: list[subprocess.Popen[bytes]] = []
+    wait_s = STOP_S
     try:
         for name, command in commands.items():
             with (directory / f"{name}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(
-                        command,
+                        [*command, *POOL],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -117,6 +144,9 @@ def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
                 )
         console.print(f"started {', '.join(commands)}; their logs are in {directory}", style="dim")
         yield
+    except KeyboardInterrupt:
+        wait_s = INTERRUPTED_STOP_S
+        raise
     except RunFailed:
         console.print(f"the workers' logs are in {directory}", style="dim", highlight=False)
         raise
@@ -125,7 +155,7 @@ def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
             tell_log(directory / f"{name}.log")
         raise
     finally:
-        stop(started)
+        stop(started, wait_s=wait_s)
 
 
 def tell_log(path: Path) -> None:
@@ -135,13 +165,13 @@ def tell_log(path: Path) -> None:
     console.print("\n".join(lines), style="dim", highlight=False, markup=False)
 
 
-def stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """Asks all to end, then ends what has not; nothing interrupts this."""
+def stop(started: list[subprocess.Popen[bytes]], *, wait_s: float) -> None:
+    """Asks all to end, then ends what has not in time; nothing interrupts this."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for process in started:
         process.terminate()
-    deadline = time.monotonic() + STOP_S
+    deadline = time.monotonic() + wait_s
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, deadline - time.monotonic()))
@@ -169,13 +199,16 @@ def run() -> dict[str, Any]:
 
 def show(report: dict[str, Any], begun: float) -> None:
     """Prints the report and says where it is written."""
-    OUT.mkdir(exist_ok=True)
-    markdown, page = OUT / "weekly-report.md", OUT / "weekly-report.html"
+    out = Path(os.environ.get("DEMO_OUT") or ROOT / "out")
+    out.mkdir(parents=True, exist_ok=True)
+    markdown, page = out / "weekly-report.md", out / "weekly-report.html"
     markdown.write_text(report["markdown"], "utf-8")
     page.write_text(report["html"], "utf-8")
     console.print(Markdown(report["markdown"]))
     seconds = time.monotonic() - begun
     console.print(f"\nwritten in {seconds:.1f} s: {markdown} and {page}", highlight=False, soft_wrap=True)
+    if not os.environ.get("DEMO_TICKETS"):
+        console.print(HINT, style="dim", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A document as blocks, and the reading of what a writer wrote into blocks.
 
-Text inside a block is plain except for two marks, `code` and **strong**. All else is shown as it stands.
+Text inside a block is plain except for two marks, `code` and **strong**, and for a backslash before a backtick, an
+asterisk or a backslash, which shows that sign (`words.escaped`). All else is shown as it stands.
 """
 
 from __future__ import annotations
@@ -63,21 +64,25 @@ class Details:
 Block = Heading | Paragraph | Note | Bullets | Table | Details
 
 _MARKS = re.compile(
-    r"(?P<ticks>`+)(?P<code>[^`\n]+?)(?P=ticks)(?!`)|\*\*(?P<strong>[^\s*](?:[^*\n]*[^\s*])?)\*\*"
+    r"\\(?P<escaped>[\\`*])|(?P<ticks>`+)(?P<code>[^`\n]+?)(?P=ticks)(?!`)|\*\*(?P<strong>[^\s*](?:[^*\n]*[^\s*])?)\*\*"
 )
 _BULLET = re.compile(r"^\s*(?:[-*+•]|\d{1,2}[.)])\s+(?=\S)")
 
 
 def spans(text: str) -> Iterator[tuple[Style, str]]:
     """The text cut into plain, code and strong pieces."""
-    at = 0
+    plain, at = "", 0
     for match in _MARKS.finditer(text):
-        if match.start() > at:
-            yield "plain", text[at : match.start()]
-        yield ("code", match["code"]) if match["code"] else ("strong", match["strong"])
+        plain += text[at : match.start()] + (match["escaped"] or "")
         at = match.end()
-    if at < len(text):
-        yield "plain", text[at:]
+        if match["escaped"]:
+            continue
+        if plain:
+            yield "plain", plain
+        plain = ""
+        yield ("code", match["code"]) if match["code"] else ("strong", match["strong"])
+    if rest := plain + text[at:]:
+        yield "plain", rest
 
 
 def prose(text: str) -> list[Block]:

@@ -49,6 +49,7 @@ def ticket(issue: Json) -> Ticket:
         priority=priority,
         rank=rank,
         due=fields.moment(_either(milestone, "due_on", "dueOn")),
+        unread_due=fields.unread(_either(milestone, "due_on", "dueOn")),
         labels=labels,
         created=fields.moment(_either(issue, "created_at", "createdAt")),
         updated=fields.moment(_either(issue, "updated_at", "updatedAt")),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weekly_report.errors import PeriodError
 from weekly_report.git import Git, text
-from weekly_report.records import Commit, FileChange, FileStatus, History, Identity
-from weekly_report.words import count, date_of, day, local_iso
+from weekly_report.modules import told_apart
+from weekly_report.records import Commit, FileChange, FileStatus, History, Identity, Work
+from weekly_report.words import count, date_of, day, escaped, local_iso
 
 MAX_COMMITS = 5_000
 MAX_FILES = 1_000
@@ -19,6 +20,8 @@ MAX_MESSAGE = 10_000
 WEEK_S = 7 * 86_400
 
 _FIELDS = ("%H", "%P", "%aN", "%aE", "%ct", "%cI", "%aI", "%B")
+_QUIET = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-show-signature")
+_CHANGES = ("--find-renames", "--raw", "--no-abbrev", "--numstat")
 _STATUS: dict[str, FileStatus] = {"A": "added", "D": "removed", "R": "renamed", "C": "copied"}
 _CO_AUTHOR = re.compile(
     r"^[ \t]*co-authored-by:[ \t]*([^<\n]*?)[ \t]*<([^<>\n]*)>", re.IGNORECASE | re.MULTILINE
@@ -26,8 +29,8 @@ _CO_AUTHOR = re.compile(
 _REVERTS = re.compile(r"\bthis reverts commit ([0-9a-f]{7,64})", re.IGNORECASE)
 
 
-def commits(repo: str = ".", since: str | None = None, until: str | None = None) -> History:
-    """The commits on the checked-out branch in a period.
+def outline(repo: str = ".", since: str | None = None, until: str | None = None) -> History:
+    """The commits on the checked-out branch in a period, without what they changed: that is read quickly.
 
     Args:
         repo: path of a git repository or of a folder in one.
@@ -42,7 +45,7 @@ def commits(repo: str = ".", since: str | None = None, until: str | None = None)
     git = Git(repo)
     latest = _latest(git)
     first, last = _period(git, since, until, latest)
-    found = _read(git, first, last) if latest is not None else []
+    found, paths = _outlined(git, first, last) if latest is not None else ([], [])
     shallow = git.line("rev-parse", "--is-shallow-repository") == "true"
     truncated = len(found) > MAX_COMMITS
     history = History(
@@ -51,6 +54,7 @@ def commits(repo: str = ".", since: str | None = None, until: str | None = None)
         since=local_iso(first),
         until=local_iso(last),
         items=found[:MAX_COMMITS],
+        split=told_apart(path for changed in paths[:MAX_COMMITS] for path in changed),
         latest=None if latest is None else local_iso(latest),
         shallow=shallow,
         truncated=truncated,
@@ -58,6 +62,42 @@ def commits(repo: str = ".", since: str | None = None, until: str | None = None)
     )
     history["notes"] = list(_notes(history, asked=bool(since or until)))
     return history
+
+
+def changed(repo: str, outlined: Sequence[Commit]) -> list[Commit]:
+    """The commits of an outline with what they changed.
+
+    Raises:
+        RepositoryError: the repository is no longer usable.
+    """
+    git = Git(repo)
+    wanted = [commit["hash"] for commit in outlined if not (commit["merge"] or commit["boundary"])]
+    lists = ("".join(f"{identifier}\n" for identifier in wanted)).encode()
+    records = _log(git, "--no-walk=unsorted", "--stdin", *_CHANGES, stdin=lists) if wanted else []
+    files = {text(record[0]): list(_files(iter(record[len(_FIELDS) :]))) for record in records}
+    return [_with_changes(commit, files.get(commit["hash"], [])) for commit in outlined]
+
+
+def whole(outline: History, works: list[Work]) -> History:
+    """The history, from its outline and what everybody's commits changed; merges change nothing themselves."""
+    return _joined(outline, (work["commits"] for work in works))
+
+
+def commits(repo: str = ".", since: str | None = None, until: str | None = None) -> History:
+    """The whole history at once; see `outline` for the arguments and what it raises."""
+    found = outline(repo, since, until)
+    return _joined(found, [changed(repo, found["items"])])
+
+
+def _joined(outline: History, parts: Iterable[Sequence[Commit]]) -> History:
+    known = {commit["hash"]: commit for part in parts for commit in part}
+    return {**outline, "items": [known.get(commit["hash"], commit) for commit in outline["items"]]}
+
+
+def check(repo: str = ".", since: str | None = None, until: str | None = None) -> None:
+    """Raises what `outline` would raise about its arguments, without reading the commits."""
+    git = Git(repo)
+    _period(git, since, until, _latest(git))
 
 
 def _latest(git: Git) -> int | None:
@@ -118,48 +158,37 @@ def _name(git: Git) -> str:
     return "repository"
 
 
-def _read(git: Git, first: int, last: int) -> list[Commit]:
-    marker = secrets.token_hex(16)
-    output = git.run(
-        "log",
-        f"--max-age={first}",
-        f"--min-age={last}",
-        f"--max-count={MAX_COMMITS + 1}",
-        "--encoding=UTF-8",
-        "--no-color",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-show-signature",
-        "--find-renames",
-        "--raw",
-        "--no-abbrev",
-        "--numstat",
-        "-z",
-        f"--format={marker}%x00{'%x00'.join(_FIELDS)}%x00",
-        "HEAD",
-        "--",
-    )
-    found = parse(output, marker.encode(), _boundaries(git))
+def _outlined(git: Git, first: int, last: int) -> tuple[list[Commit], list[list[str]]]:
+    """The commits of a period, and the paths that each of them changed."""
+    period = (f"--max-age={first}", f"--min-age={last}", f"--max-count={MAX_COMMITS + 1}")
+    records = _log(git, *period, "--name-only", "--no-renames", "HEAD")
+    boundaries = _boundaries(git)
+    found = [_commit(record, boundaries) for record in records]
     _map_co_authors(git, found)
-    return found
+    paths = [
+        [] if commit["boundary"] else [text(path).lstrip("\n") for path in record[len(_FIELDS) :]]
+        for commit, record in zip(found, records, strict=True)
+    ]
+    return found, [list(filter(None, names)) for names in paths]
 
 
-def parse(output: bytes, marker: bytes, boundaries: frozenset[str] = frozenset()) -> list[Commit]:
-    """Commits from `git log -z --raw --numstat`, where each begins with the token `marker`."""
+def _log(git: Git, *arguments: str, stdin: bytes = b"") -> list[list[bytes]]:
+    """The tokens of each commit that git lists: its fields, then what else was asked for."""
+    marker = secrets.token_hex(16)
+    fields = f"--format={marker}%x00{'%x00'.join(_FIELDS)}%x00"
+    output = git.run("log", "--encoding=UTF-8", *_QUIET, "-z", fields, *arguments, "--", stdin=stdin)
     records: list[list[bytes]] = []
     for token in output.split(b"\0"):
-        if token.endswith(marker):
+        if token.endswith(marker.encode()):
             records.append([])
         elif records:
             records[-1].append(token)
-    return [_commit(record, boundaries) for record in records]
+    return records
 
 
 def _commit(record: list[bytes], boundaries: frozenset[str]) -> Commit:
     fields = [text(field) for field in record[: len(_FIELDS)]]
     identifier, parents, name, email, timestamp, date, authored, message = fields
-    boundary = identifier in boundaries
-    files = [] if boundary else list(_files(iter(record[len(_FIELDS) :])))
     message = message.strip()[:MAX_MESSAGE]
     author = _identity(name, email)
     moment = _number(timestamp)
@@ -173,14 +202,24 @@ def _commit(record: list[bytes], boundaries: frozenset[str]) -> Commit:
         subject=" ".join(message.partition("\n\n")[0].split()) or "(no message)",
         message=message,
         merge=len(parents.split()) > 1,
-        root=not parents and not boundary,
-        boundary=boundary,
+        root=not parents and identifier not in boundaries,
+        boundary=identifier in boundaries,
         reverts=_REVERTS.findall(message),
-        files=files[:MAX_FILES],
-        file_count=len(files),
-        insertions=sum(change["insertions"] for change in files),
-        deletions=sum(change["deletions"] for change in files),
+        files=[],
+        file_count=0,
+        insertions=0,
+        deletions=0,
     )
+
+
+def _with_changes(commit: Commit, files: list[FileChange]) -> Commit:
+    return {
+        **commit,
+        "files": files[:MAX_FILES],
+        "file_count": len(files),
+        "insertions": sum(change["insertions"] for change in files),
+        "deletions": sum(change["deletions"] for change in files),
+    }
 
 
 def _files(tokens: Iterator[bytes]) -> Iterator[FileChange]:
@@ -255,7 +294,7 @@ def _number(value: str) -> int:
 
 def _notes(history: History, *, asked: bool) -> Iterator[str]:
     latest = history["latest"]
-    branch = f"The branch {history['branch']}" if history["branch"] else "The repository"
+    branch = f"The branch {escaped(history['branch'])}" if history["branch"] else "The repository"
     if latest is None:
         yield f"{branch} has no commits yet."
     elif not history["items"]:

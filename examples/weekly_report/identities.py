@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from weekly_report.records import Commit, Identity
+from weekly_report.records import Commit, History, Identity, Ticket, Tickets
 
 _SHARED_EMAILS = re.compile(
     r"^$|^(root|none|nobody|noreply|no-reply|unknown|you)@|@localhost$|^[^@]*$|@\(none\)$"
@@ -24,7 +24,26 @@ _SHARED_NAMES = {
     "ubuntu",
     "nobody",
 }
-_BOTS = re.compile(r"\[bot\]|^(dependabot|renovate|github[- ]actions?)\b|-bot$", re.IGNORECASE)
+_PROGRAMS = (
+    r"dependabot|renovate(app|bot)?|github[- ]actions?|pre-commit-ci|semantic-release|greenkeeper|mergify"
+)
+_BOT_NAMES = re.compile(rf"\[bot\]$|[ _-]bot$|^({_PROGRAMS})\b", re.IGNORECASE)
+_BOT_EMAILS = re.compile(
+    rf"\[bot\]@|(^|[+._-])bot@|^action@github\.com$|(^|[+@._-])({_PROGRAMS})[@.\[-]", re.IGNORECASE
+)
+_MARKS = str.maketrans("", "", "\\`*")
+
+
+def known(history: History, tickets: Tickets) -> Identities:
+    """Everybody in the commits, and whoever the tickets belong to."""
+    others = [assignee(ticket) for ticket in tickets["items"] if ticket["assignee"]]
+    return Identities(everybody(history["items"]), others=others)
+
+
+def assignee(ticket: Ticket) -> Identity:
+    """Whose ticket it is, as an identity; an assignee may be given as an email."""
+    name, email = ticket["assignee"], ticket["assignee_email"]
+    return Identity(name=name, email=email or (name if "@" in name else ""))
 
 
 def everybody(commits: Iterable[Commit]) -> Iterator[Identity]:
@@ -60,9 +79,24 @@ class Identities:
         return next((self._root(key) for key in _keys(identity) if key in self._parent), _keys(identity)[0])
 
     def name(self, who: str) -> str:
-        """The name that the person uses most."""
+        """The name that the person uses most, without signs that a text could take for marks."""
         names = self._names.get(who)
-        return min(names, key=lambda name: (-names[name], name)) if names else who.partition(":")[2]
+        name = min(names, key=lambda name: (-names[name], name)) if names else who.partition(":")[2]
+        return name.translate(_MARKS)
+
+    def name_of(self, identity: Identity) -> str:
+        """The one name of the person behind an identity."""
+        return self.name(self.who(identity))
+
+    def owner(self, ticket: Ticket) -> str:
+        """The name of whoever a ticket belongs to; empty when nobody has it."""
+        return self.name_of(assignee(ticket)) if ticket["assignee"] else ""
+
+    def is_bot(self, who: str) -> bool:
+        """Whether a program commits under a name or an email of the person."""
+        return any(map(_BOT_NAMES.search, self._names.get(who, ()))) or any(
+            map(_BOT_EMAILS.search, self._emails.get(who, ()))
+        )
 
     def emails(self, who: str) -> list[str]:
         """All emails of the person, sorted."""
@@ -73,11 +107,6 @@ class Identities:
             self._parent[key] = self._parent.get(parent, parent)
             key = parent
         return key
-
-
-def is_bot(name: str) -> bool:
-    """Whether the name is a program's."""
-    return bool(_BOTS.search(name))
 
 
 def _keys(identity: Identity) -> list[str]:

@@ -45,6 +45,7 @@ def ticket(issue: Json) -> Ticket:
         priority=priority,
         rank=fields.rank(priority),
         due=fields.moment(given.get("duedate")),
+        unread_due=fields.unread(given.get("duedate")),
         labels=labels,
         created=fields.moment(given.get("created")),
         updated=fields.moment(given.get("updated")),

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from weekly_report.identities import Identities, everybody
-from weekly_report.paths import is_generated
-from weekly_report.records import FileChange, History, Module, Modules
+from weekly_report.paths import is_bulk
+from weekly_report.records import Commit, FileChange, History, Module, Modules
+from weekly_report.words import code
 
 TOP = "."
 """Name of the module that holds the files outside of any folder."""
@@ -31,39 +32,50 @@ _MAX_DEPTH = 4
 
 
 def modules(history: History) -> Modules:
-    """The modules that changed, most changed lines first, generated files aside."""
+    """The modules that people changed, most commits first; those without written lines last."""
     identities = Identities(everybody(history["items"]))
-    module_of = namer(history)
+    module_of = namer(history["split"])
     tallies: dict[str, _Tally] = {}
-    for commit in history["items"]:
-        author = identities.name(identities.who(commit["author"]))
+    for commit in _own(history["items"], identities):
+        author = identities.name_of(commit["author"])
         for change in commit["files"]:
             tallies.setdefault(module_of(change["path"]), _Tally()).add(commit["hash"], author, change)
     found = [tally.module(name) for name, tally in tallies.items()]
-    found.sort(key=lambda module: (-module["written"], -module["commits"], module["name"]))
+    found.sort(key=_order)
     return Modules(items=found)
 
 
-def namer(history: History) -> Callable[[str], str]:
-    """A function from a path to its module's name.
+def _own(commits: list[Commit], identities: Identities) -> list[Commit]:
+    """The commits of people; those of programs where there are no others."""
+    return [one for one in commits if not identities.is_bot(identities.who(one["author"]))] or commits
 
-    A module is a top folder, or a folder in one that only holds others (`src`, `packages`). One that holds
-    most of the changed files is told apart by its own folders.
-    """
-    folders = Counter(
-        tuple(path.split("/")[:-1])
-        for path in {change["path"] for commit in history["items"] for change in commit["files"]}
-    )
-    split = _split(folders)
+
+def _order(module: Module) -> tuple[bool, int, int, str]:
+    """Commits count before lines: one large import is less work than many small changes."""
+    return not module["written"], -module["commits"], -module["written"], module["name"]
+
+
+def namer(split: Iterable[str]) -> Callable[[str], str]:
+    """A function from a path to its module's name, where `told_apart` gave `split`."""
+    apart = {tuple(folder.split("/")) for folder in split}
 
     def module_of(path: str) -> str:
-        return "/".join(_module(tuple(path.split("/")[:-1]), split)) or TOP
+        return "/".join(_module(tuple(path.split("/")[:-1]), apart)) or TOP
 
     return module_of
 
 
+def told_apart(paths: Iterable[str]) -> list[str]:
+    """The folders that are told apart by their own folders, where these paths changed.
+
+    A module is a top folder, or a folder in one that only holds others (`src`, `packages`), or in one that holds most
+    of the changed files.
+    """
+    folders = Counter(tuple(path.split("/")[:-1]) for path in set(paths))
+    return sorted("/".join(folder) for folder in _split(folders))
+
+
 def _split(folders: Counter[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """The folders that are told apart by their own folders."""
     split = {folder[:1] for folder in folders if folder and folder[0].casefold() in _CONTAINERS}
     for _ in range(_MAX_DEPTH):
         sizes: Counter[tuple[str, ...]] = Counter()
@@ -100,7 +112,7 @@ class _Tally:
         self.files.add(change["path"])
         self.insertions += change["insertions"]
         self.deletions += change["deletions"]
-        if not is_generated(change["path"]):
+        if not is_bulk(change["path"]):
             self.written += change["insertions"] + change["deletions"]
 
     def module(self, name: str) -> Module:
@@ -121,4 +133,4 @@ def _most_first(names: Counter[str]) -> list[str]:
 
 def label(names: Iterable[str]) -> list[str]:
     """Module names as a sentence shows them."""
-    return ["the top folder" if name == TOP else f"`{name}`" for name in names]
+    return ["the top folder" if name == TOP else code(name) for name in names]

@@ -1,16 +1,18 @@
-"""What a path says about a file: who writes it, a person or a program."""
+"""What a path says about a file: whether its lines tell how much somebody worked."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from weekly_report.records import Commit, FileChange
 
-_GENERATED = re.compile(
-    r"(^|/)(package-lock\.json|npm-shrinkwrap\.json|yarn\.lock|pnpm-lock\.yaml|bun\.lockb?|poetry\.lock|uv\.lock|pdm\.lock"
-    r"|Pipfile\.lock|Cargo\.lock|Gemfile\.lock|composer\.lock|go\.sum|flake\.lock|mix\.lock|pubspec\.lock)$"
-    r"|(^|/)(node_modules|vendor|third_party|dist|__snapshots__)/"
-    r"|\.min\.(js|css)$|\.(map|svg|snap|ipynb)$|_pb2(_grpc)?\.pyi?$|\.pb\.go$"
+_BULK = re.compile(
+    r"(^|/)(pnpm-lock\.yaml|bun\.lockb|go\.sum|lock\.txt|[^/]*\.lock(file|\.txt)?)$"
+    r"|(^|/)(node_modules|vendor(ed)?|third_party|dist|__snapshots__|generated)/"
+    r"|\.(jsonl?|ndjson|geojson|csv|tsv|parquet|log|po)$"
+    r"|\.min\.(js|css)$|\.(map|svg|snap|ipynb)$|_pb2(_grpc)?\.pyi?$|\.pb\.go$|[._]generated\.\w+$",
+    re.IGNORECASE,
 )
 _TEST = re.compile(r"(^|/)(tests?|specs?|__tests__)/|(^|/)test_[^/]*$|[._-](test|spec)\.\w+$")
 _SHARED = re.compile(
@@ -18,9 +20,9 @@ _SHARED = re.compile(
 )
 
 
-def is_generated(path: str) -> bool:
-    """Whether a program writes the file: lock files, bundles, vendored code."""
-    return bool(_GENERATED.search(path))
+def is_bulk(path: str) -> bool:
+    """Whether the file's lines tell nothing of the work: lock files, data, bundles, generated and vendored code."""
+    return bool(_BULK.search(path))
 
 
 def is_test(path: str) -> bool:
@@ -34,10 +36,16 @@ def is_shared(path: str) -> bool:
 
 
 def written(commit: Commit) -> list[FileChange]:
-    """The files of a commit that people write."""
-    return [change for change in commit["files"] if not is_generated(change["path"])]
+    """The files of a commit that people write line by line."""
+    return [change for change in commit["files"] if not is_bulk(change["path"])]
 
 
 def weight(commit: Commit) -> int:
-    """Changed lines in files that people write."""
-    return sum(change["insertions"] + change["deletions"] for change in written(commit))
+    """Changed lines in files that people write line by line."""
+    return sum(lines_written([commit]))
+
+
+def lines_written(commits: Iterable[Commit]) -> tuple[int, int]:
+    """Lines added to and removed from files that people write line by line."""
+    changes = [change for commit in commits for change in written(commit)]
+    return sum(change["insertions"] for change in changes), sum(change["deletions"] for change in changes)

@@ -3,30 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from weekly_report.identities import Identities, everybody, is_bot
+from weekly_report.identities import Identities, assignee, known
 from weekly_report.matching import mentions
 from weekly_report.modules import namer
-from weekly_report.paths import weight, written
-from weekly_report.records import Commit, History, Identity, People, Person, Share, Ticket, Tickets
+from weekly_report.paths import lines_written, weight, written
+from weekly_report.records import Commit, History, Member, People, Person, Share, Ticket, Tickets
 from weekly_report.words import date_of
 
 
 def people(history: History, tickets: Tickets) -> People:
     """Everybody who committed, co-wrote a commit or closed a ticket in the period, most commits first."""
-    identities = Identities(
-        everybody(history["items"]),
-        others=[assignee(ticket) for ticket in tickets["items"] if ticket["assignee"]],
-    )
-    works = _works(history, tickets, identities)
-    module_of = namer(history)
-    found = [_person(who, work, identities, module_of) for who, work in works.items() if work.matters]
+    module_of = namer(history["split"])
+    commits = {commit["hash"]: commit for commit in history["items"]}
+    found = [person(member, commits, module_of) for member in team(history, tickets)]
     found.sort(
         key=lambda one: (one["bot"], -one["commits"], -one["insertions"], -one["co_authored"], one["name"])
     )
     return People(items=found)
+
+
+def team(history: History, tickets: Tickets) -> list[Member]:
+    """The same people in no order, as far as an outline of the history tells."""
+    identities = known(history, tickets)
+    works = _works(history, tickets, identities)
+    return [_member(who, work, identities) for who, work in works.items() if work.matters]
+
+
+def person(member: Member, commits: Mapping[str, Commit], module_of: Callable[[str], str]) -> Person:
+    """What a member of the team did.
+
+    Args:
+        member: who.
+        commits: with their changes, by hash; all of the member's at least.
+        module_of: from `namer`.
+    """
+    own = [commits[identifier] for identifier in member["own"]]
+    both = [*own, *(commits[identifier] for identifier in member["shared"])]
+    both.sort(key=lambda commit: (-weight(commit), -commit["timestamp"]))
+    insertions, deletions = lines_written(own)
+    return Person(
+        name=member["name"],
+        emails=member["emails"],
+        bot=member["bot"],
+        commits=len(own),
+        co_authored=len(member["shared"]),
+        merges=member["merges"],
+        insertions=insertions,
+        deletions=deletions,
+        files=len({change["path"] for commit in own for change in commit["files"]}),
+        modules=_shares(both, module_of),
+        hashes=[commit["hash"] for commit in both],
+        partners=member["partners"],
+        tickets_named=member["tickets_named"],
+        tickets_closed=member["tickets_closed"],
+        tickets_open=member["tickets_open"],
+    )
 
 
 def closed_within(ticket: Ticket, history: History) -> bool:
@@ -37,10 +71,9 @@ def closed_within(ticket: Ticket, history: History) -> bool:
     return date_of(history["since"]) <= date_of(closed) <= date_of(history["until"])
 
 
-def assignee(ticket: Ticket) -> Identity:
-    """Whose ticket it is, as an identity; an assignee may be given as an email."""
-    name, email = ticket["assignee"], ticket["assignee_email"]
-    return Identity(name=name, email=email or (name if "@" in name else ""))
+def alone(people: Iterable[Member | Person]) -> bool:
+    """Whether one person did everything; programs do not count."""
+    return sum(not one["bot"] for one in people) == 1
 
 
 @dataclass
@@ -81,7 +114,7 @@ def _add_commit(works: dict[str, _Work], commit: Commit, identities: Identities)
     work.own.append(commit)
     for who in partners:
         works.setdefault(who, _Work()).shared.append(commit)
-    team = {author, *partners}
+    team = {who for who in (author, *partners) if not identities.is_bot(who)}
     for who in team:
         works[who].partners.update(identities.name(other) for other in team - {who})
 
@@ -96,21 +129,14 @@ def _add_ticket(works: dict[str, _Work], ticket: Ticket, history: History, ident
         work.open.append(ticket["key"])
 
 
-def _person(who: str, work: _Work, identities: Identities, module_of: Callable[[str], str]) -> Person:
-    commits = sorted((*work.own, *work.shared), key=lambda commit: (-weight(commit), -commit["timestamp"]))
-    name = identities.name(who)
-    return Person(
-        name=name,
+def _member(who: str, work: _Work, identities: Identities) -> Member:
+    return Member(
+        name=identities.name(who),
         emails=identities.emails(who),
-        bot=is_bot(name),
-        commits=len(work.own),
-        co_authored=len(work.shared),
+        bot=identities.is_bot(who),
+        own=[commit["hash"] for commit in work.own],
+        shared=[commit["hash"] for commit in work.shared],
         merges=work.merges,
-        insertions=sum(commit["insertions"] for commit in work.own),
-        deletions=sum(commit["deletions"] for commit in work.own),
-        files=len({change["path"] for commit in work.own for change in commit["files"]}),
-        modules=_shares(commits, module_of),
-        hashes=[commit["hash"] for commit in commits],
         partners=sorted(work.partners, key=lambda partner: (-work.partners[partner], partner)),
         tickets_named=work.named,
         tickets_closed=work.closed,
@@ -126,5 +152,5 @@ def _shares(commits: list[Commit], module_of: Callable[[str], str]) -> list[Shar
             module = module_of(change["path"])
             lines[module] += change["insertions"] + change["deletions"]
             hashes.setdefault(module, set()).add(commit["hash"])
-    order = sorted(hashes, key=lambda module: (-lines[module], -len(hashes[module]), module))
+    order = sorted(hashes, key=lambda module: (-len(hashes[module]), -lines[module], module))
     return [Share(module=module, commits=len(hashes[module]), lines=lines[module]) for module in order]

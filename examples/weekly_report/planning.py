@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import date
 
+from weekly_report.identities import known
 from weekly_report.matching import mentions
-from weekly_report.records import History, Mention, Plan, Problem, Problems, Step, Ticket, Tickets
+from weekly_report.records import History, Mention, Plan, Problems, Step, Ticket, Tickets
 from weekly_report.ticket_fields import NORMAL
 from weekly_report.words import code, count, date_of, day, listed
 
@@ -17,8 +18,9 @@ AHEAD_DAYS = 7
 _URGENCY = ("urgent", "high", "", "low", "lowest")
 
 
-def plan(history: History, tickets: Tickets, problems: Problems) -> Plan:
-    """At most twelve tickets for next week in order, with reasons, and follow-ups of the problems."""
+def plan(history: History, tickets: Tickets) -> Plan:
+    """At most twelve tickets for next week in order, with reasons; an outline of the history is enough."""
+    identities = known(history, tickets)
     named = mentions(history["items"], tickets["items"])
     today = date_of(history["until"])
     waiting = [ticket for ticket in tickets["items"] if ticket["state"] != "done"]
@@ -26,8 +28,9 @@ def plan(history: History, tickets: Tickets, problems: Problems) -> Plan:
     pressing = [ticket for ticket in waiting if _presses(ticket, today, named.get(ticket["key"], []))]
     chosen = pressing[:MOST] if len(pressing) > LEAST else waiting[:LEAST]
     return Plan(
-        steps=[_step(ticket, today, named.get(ticket["key"], [])) for ticket in chosen],
-        follow_ups=list(_follow_ups(problems["items"])),
+        steps=[
+            _step(ticket, identities.owner(ticket), today, named.get(ticket["key"], [])) for ticket in chosen
+        ],
         waiting=len(waiting) - len(chosen),
         open=len(waiting),
     )
@@ -49,11 +52,11 @@ def _presses(ticket: Ticket, today: date, found: Sequence[Mention]) -> bool:
     return ticket["rank"] < NORMAL or bool(begun) or (days is not None and days <= AHEAD_DAYS)
 
 
-def _step(ticket: Ticket, today: date, found: Sequence[Mention]) -> Step:
+def _step(ticket: Ticket, who: str, today: date, found: Sequence[Mention]) -> Step:
     return Step(
         key=ticket["key"],
         title=ticket["title"],
-        assignee=ticket["assignee"],
+        assignee=who,
         reasons=list(_reasons(ticket, today, found)),
         commits=[mention["hash"] for mention in found],
     )
@@ -87,9 +90,9 @@ def _days_left(ticket: Ticket, today: date) -> int | None:
     return None if ticket["due"] is None else (date_of(ticket["due"]) - today).days
 
 
-def _follow_ups(problems: Sequence[Problem]) -> Iterator[str]:
+def follow_ups(problems: Problems) -> Iterator[str]:
     """What reverts and repeated fixes ask for."""
-    for problem in problems:
+    for problem in problems["items"]:
         if problem["kind"] == "revert" and problem["severity"] != "low":
             change = problem["title"].removesuffix(" was reverted")
             yield f"Decide what replaces {change}, which was reverted."

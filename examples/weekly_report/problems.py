@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from weekly_report.identities import Identities, everybody
-from weekly_report.paths import is_generated, is_shared, is_test
+from weekly_report.identities import Identities, known
+from weekly_report.paths import is_bulk, is_shared, is_test
 from weekly_report.records import (
     Commit,
     History,
@@ -18,7 +18,8 @@ from weekly_report.records import (
     Ticket,
     Tickets,
 )
-from weekly_report.words import code, count, date_of, day, first_sentence, listed, quoted, sentence
+from weekly_report.ticket_fields import blocks
+from weekly_report.words import code, count, date_of, day, escaped, first_sentence, listed, quoted, sentence
 
 SOON_S = 2 * 86_400
 MANY = 3
@@ -39,12 +40,13 @@ _FIX = re.compile(r"^([\w-]+(\([^)]*\))?!?: *)?((bug|hot)-?)?fix(e[sd]|ing)?\b|\
 def problems(history: History, tickets: Tickets) -> Problems:
     """All problems of the period, most severe first, each with its evidence."""
     commits = history["items"]
-    identities = Identities(everybody(commits))
+    identities = known(history, tickets)
     found = [
         *_reverts(commits, identities),
-        *_reopened(tickets["items"]),
-        *_overdue(tickets["items"], history["until"]),
-        *_blocked(tickets["items"]),
+        *_reopened(tickets["items"], identities),
+        *_overdue(tickets["items"], history["until"], identities),
+        *_blocked(tickets["items"], identities),
+        *_unread_due(tickets["items"]),
         *_hotfixes(commits, identities),
         *_repeated_fixes(commits, identities),
         *_many_hands(commits, identities),
@@ -57,20 +59,30 @@ def is_fix(commit: Commit) -> bool:
     return not commit["merge"] and not commit["reverts"] and bool(_FIX.search(commit["subject"]))
 
 
-def _reverts(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
+def reverted(commits: list[Commit]) -> set[str]:
+    """The hashes of what was taken back; an outline of the commits is enough."""
+    return {original["hash"] if original else start for _, start, original in _taken_back(commits)}
+
+
+def _taken_back(commits: list[Commit]) -> Iterator[tuple[Commit, str, Commit | None]]:
+    """A revert, the hash that it names, and the commit of the period that this is."""
     for commit in commits:
-        for reverted in commit["reverts"] if not _RESTORES.match(commit["subject"]) else ():
-            original = _find(commits, reverted)
-            who = listed(_names([commit], identities))
-            undone = _is_reverted(commit, commits)
-            yield Problem(
-                kind="revert",
-                severity="low" if undone else "medium",
-                title=f"{quoted(_reverted_subject(commit, original))} was reverted",
-                detail=f"{who} {_revert_detail(commit, original, undone=undone)}",
-                evidence=[commit["hash"], original["hash"] if original else reverted],
-                people=_names([commit, *([original] if original else [])], identities),
-            )
+        for start in commit["reverts"] if not _RESTORES.match(commit["subject"]) else ():
+            yield commit, start, _find(commits, start)
+
+
+def _reverts(commits: list[Commit], identities: Identities) -> Iterator[Problem]:
+    for commit, start, original in _taken_back(commits):
+        who = listed(_names([commit], identities))
+        undone = _is_reverted(commit, commits)
+        yield Problem(
+            kind="revert",
+            severity="low" if undone else "medium",
+            title=f"{quoted(_reverted_subject(commit, original))} was reverted",
+            detail=f"{who} {_revert_detail(commit, original, undone=undone)}",
+            evidence=[commit["hash"], original["hash"] if original else start],
+            people=_names([commit, *([original] if original else [])], identities),
+        )
 
 
 def _find(commits: Iterable[Commit], start: str) -> Commit | None:
@@ -95,54 +107,80 @@ def _revert_detail(commit: Commit, original: Commit | None, *, undone: bool) -> 
         days = (date_of(commit["date"]) - date_of(original["date"])).days
         since = f"{count(days, 'day')} after it was made" if days else "on the day it was made"
     reason = _REASON.search(commit["message"])
-    why = f" The reason given: {sentence(first_sentence(reason[1]))}" if reason else ""
+    why = f" The reason given: {sentence(escaped(first_sentence(reason[1])))}" if reason else ""
     later = ", and it was restored later" if undone else ""
     return f"took it back on {day(commit['date'])}, {since}{later}.{why}"
 
 
-def _reopened(tickets: Iterable[Ticket]) -> Iterator[Problem]:
+def _reopened(tickets: Iterable[Ticket], identities: Identities) -> Iterator[Problem]:
     for ticket in tickets:
         if ticket["reopened"]:
             done = ticket["state"] == "done"
-            detail = "done again by now" if done else f"it is open again{_with(ticket)}"
-            yield _about(ticket, "reopened", "low" if done else "high", "was reopened", detail)
+            detail = "done again by now" if done else f"it is open again{_with(ticket, identities)}"
+            severity: Severity = "low" if done else "high"
+            yield _about(ticket, identities, "reopened", severity, "was reopened", detail)
 
 
-def _overdue(tickets: Iterable[Ticket], now: str) -> Iterator[Problem]:
+def _overdue(tickets: Iterable[Ticket], now: str, identities: Identities) -> Iterator[Problem]:
     for ticket in tickets:
         if ticket["due"] is None or ticket["state"] == "done":
             continue
         late = (date_of(now) - date_of(ticket["due"])).days
         if late > 0:
             severity: Severity = "high" if late > LONG_OVERDUE_DAYS or ticket["rank"] < 2 else "medium"
-            detail = f"it was due on {day(ticket['due'])}, {count(late, 'day')} ago{_with(ticket)}"
-            yield _about(ticket, "overdue", severity, "is overdue", detail)
+            detail = (
+                f"it was due on {day(ticket['due'])}, {count(late, 'day')} ago{_with(ticket, identities)}"
+            )
+            yield _about(ticket, identities, "overdue", severity, "is overdue", detail)
 
 
-def _blocked(tickets: Iterable[Ticket]) -> Iterator[Problem]:
+def _blocked(tickets: Iterable[Ticket], identities: Identities) -> Iterator[Problem]:
     for ticket in tickets:
         if ticket["state"] == "blocked":
-            by = (
-                f"it waits for {listed(ticket['blocked_by'])}"
-                if ticket["blocked_by"]
-                else "its status says so"
-            )
+            detail = _blocker(ticket) + _with(ticket, identities)
             severity: Severity = "high" if ticket["rank"] < 2 else "medium"
-            yield _about(ticket, "blocked", severity, "is blocked", by + _with(ticket))
+            yield _about(ticket, identities, "blocked", severity, "is blocked", detail)
 
 
-def _with(ticket: Ticket) -> str:
-    return f"; {ticket['assignee']} has it" if ticket["assignee"] else "; nobody has it"
+def _blocker(ticket: Ticket) -> str:
+    """What the tracker says about why the ticket is blocked."""
+    if ticket["blocked_by"]:
+        return f"it waits for {listed(ticket['blocked_by'])}"
+    if blocks(ticket["status"]):
+        return f"its status is {quoted(ticket['status'])}"
+    labels = [quoted(label) for label in ticket["labels"] if blocks(label)]
+    return f"its label is {listed(labels)}" if labels else "the export marks it so"
 
 
-def _about(ticket: Ticket, kind: ProblemKind, severity: Severity, what: str, detail: str) -> Problem:
+def _unread_due(tickets: Iterable[Ticket]) -> Iterator[Problem]:
+    unread = [ticket for ticket in tickets if ticket["unread_due"] and ticket["state"] != "done"]
+    if unread:
+        told = listed([f"{ticket['key']} {quoted(ticket['unread_due'], 40)}" for ticket in unread])
+        many = len(unread) > 1
+        yield Problem(
+            kind="unread_due",
+            severity="medium",
+            title=f"{count(len(unread), 'due date')} cannot be read",
+            detail=f"Write {'them' if many else 'it'} as 2026-01-31: {told}.",
+            evidence=[ticket["key"] for ticket in unread],
+            people=[],
+        )
+
+
+def _with(ticket: Ticket, identities: Identities) -> str:
+    return f"; {identities.owner(ticket) or 'nobody'} has it"
+
+
+def _about(
+    ticket: Ticket, identities: Identities, kind: ProblemKind, severity: Severity, what: str, detail: str
+) -> Problem:
     return Problem(
         kind=kind,
         severity=severity,
         title=f"{ticket['key']} {quoted(ticket['title'])} {what}",
         detail=sentence(detail),
         evidence=[ticket["key"], *ticket["blocked_by"]] if kind == "blocked" else [ticket["key"]],
-        people=[ticket["assignee"]] if ticket["assignee"] else [],
+        people=[who] if (who := identities.owner(ticket)) else [],
     )
 
 
@@ -205,8 +243,9 @@ def _many_hands(commits: Iterable[Commit], identities: Identities) -> Iterator[P
     for commit in commits:
         for path in _own_files(commit):
             changes[path] = changes.get(path, 0) + 1
-            for who in (commit["author"], *commit["co_authors"]):
-                hands.setdefault(path, {}).setdefault(identities.who(who), commit)
+            for who in map(identities.who, (commit["author"], *commit["co_authors"])):
+                if not identities.is_bot(who):
+                    hands.setdefault(path, {}).setdefault(who, commit)
     many = [path for path, people in hands.items() if len(people) >= MANY]
     for path in sorted(many, key=lambda path: (-len(hands[path]), -changes[path], path)):
         names = sorted(identities.name(who) for who in hands[path])
@@ -221,10 +260,10 @@ def _many_hands(commits: Iterable[Commit], identities: Identities) -> Iterator[P
 
 
 def _own_files(commit: Commit) -> list[str]:
-    """The files whose changes say something: no tests, none that programs or all people write to."""
+    """The files whose changes say something: no tests, no data, none that programs or all people write to."""
     paths = (change["path"] for change in commit["files"])
-    return [path for path in paths if not (is_generated(path) or is_shared(path) or is_test(path))]
+    return [path for path in paths if not (is_bulk(path) or is_shared(path) or is_test(path))]
 
 
 def _names(commits: Iterable[Commit], identities: Identities) -> list[str]:
-    return list(dict.fromkeys(identities.name(identities.who(commit["author"])) for commit in commits))
+    return list(dict.fromkeys(identities.name_of(commit["author"]) for commit in commits))

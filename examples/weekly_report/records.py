@@ -13,7 +13,9 @@ FileStatus = Literal["added", "changed", "removed", "renamed", "copied"]
 TicketState = Literal["open", "in_progress", "blocked", "done"]
 TicketSource = Literal["none", "empty", "jira", "github", "csv"]
 Severity = Literal["high", "medium", "low"]
-ProblemKind = Literal["revert", "reopened", "hotfix", "repeated_fix", "many_hands", "overdue", "blocked"]
+ProblemKind = Literal[
+    "revert", "reopened", "hotfix", "repeated_fix", "many_hands", "overdue", "blocked", "unread_due"
+]
 
 
 class Identity(TypedDict):
@@ -60,13 +62,18 @@ class Commit(TypedDict):
 
 
 class History(TypedDict):
-    """The commits of the period, newest first, and what a reader must know about them."""
+    """The commits of the period, newest first, and what a reader must know about them.
+
+    An outline is a history whose commits have no files and no lines yet. `split` are the folders that are modules by
+    their own folders.
+    """
 
     repository: str
     branch: str | None
     since: str
     until: str
     items: list[Commit]
+    split: list[str]
     latest: str | None
     shallow: bool
     truncated: bool
@@ -74,7 +81,11 @@ class History(TypedDict):
 
 
 class Ticket(TypedDict):
-    """A ticket. `rank` is the priority as a number: 0 is the most urgent, 2 the normal one, 4 the least."""
+    """A ticket.
+
+    `rank` is the priority as a number: 0 is the most urgent, 2 the normal one, 4 the least.
+    `unread_due` is what the export gives as due date when that is no date with a single reading.
+    """
 
     key: str
     title: str
@@ -85,6 +96,7 @@ class Ticket(TypedDict):
     priority: str
     rank: int
     due: str | None
+    unread_due: str
     labels: list[str]
     created: str | None
     updated: str | None
@@ -116,8 +128,26 @@ class Share(TypedDict):
     lines: int
 
 
+class Member(TypedDict):
+    """Somebody, as far as messages and tickets tell; `own` and `shared` are hashes of commits, merges left out."""
+
+    name: str
+    emails: list[str]
+    bot: bool
+    own: list[str]
+    shared: list[str]
+    merges: int
+    partners: list[str]
+    tickets_named: list[str]
+    tickets_closed: list[str]
+    tickets_open: list[str]
+
+
 class Person(TypedDict):
-    """What somebody did. `hashes` are the commits written or co-written, merges left out, largest first."""
+    """What somebody did; lines are those in files that people write.
+
+    `hashes` are the commits written or co-written, merges left out, largest first.
+    """
 
     name: str
     emails: list[str]
@@ -143,7 +173,7 @@ class People(TypedDict):
 
 
 class Module(TypedDict):
-    """What happened in a part of the repository. `written`: changed lines in files that people write."""
+    """What happened in a part of the repository. `written`: changed lines in files that people write line by line."""
 
     name: str
     commits: int
@@ -155,7 +185,7 @@ class Module(TypedDict):
 
 
 class Modules(TypedDict):
-    """The parts of the repository that changed, most changed lines first, generated files aside."""
+    """The parts of the repository that changed, most commits first; those without written lines last."""
 
     items: list[Module]
 
@@ -188,10 +218,9 @@ class Step(TypedDict):
 
 
 class Plan(TypedDict):
-    """Next week: tickets in order, work that this week left over, and how many tickets wait."""
+    """Next week: tickets in order, and how many wait."""
 
     steps: list[Step]
-    follow_ups: list[str]
     waiting: int
     open: int
 
@@ -200,15 +229,37 @@ class Brief(TypedDict):
     """What a writer needs to know about a person: sentences in groups, most important first."""
 
     name: str
+    emails: list[str]
     facts: list[list[str]]
 
 
-class Briefs(TypedDict):
-    """What the writers need to know."""
+class Assignment(TypedDict):
+    """All that is needed to tell what a member of the team did, but for the changes in `commits`.
+
+    `reverted` and `tickets` are those of this person, `steps` the next ones.
+    """
+
+    member: Member
+    alone: bool
+    split: list[str]
+    commits: list[Commit]
+    reverted: list[str]
+    tickets: list[Ticket]
+    steps: list[Step]
+
+
+class Work(TypedDict):
+    """What a member of the team did: the commits, with their changes, and the facts that they tell."""
+
+    brief: Brief
+    commits: list[Commit]
+
+
+class Summary(TypedDict):
+    """What the writer of the overview needs to know, and the highlights."""
 
     overview: list[list[str]]
     highlights: list[str]
-    people: list[Brief]
 
 
 class Figure(TypedDict):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from typing_extensions import TypedDict
+
+from mosaic_tasks import fold
 from weekly_report.document import Block, Bullets, Details, Heading, Note, Paragraph, Table, cut, prose
+from weekly_report.identities import Identities, everybody, known
 from weekly_report.modules import label
-from weekly_report.paths import is_generated
-from weekly_report.people import closed_within
+from weekly_report.paths import lines_written
+from weekly_report.people import alone, closed_within
+from weekly_report.planning import follow_ups
 from weekly_report.records import (
     Brief,
-    Briefs,
     Commit,
     Figure,
     History,
@@ -23,14 +28,140 @@ from weekly_report.records import (
     Problems,
     Report,
     Step,
+    Summary,
     Tickets,
 )
 from weekly_report.rendering import to_html, to_markdown
-from weekly_report.words import clipped, code, count, date_of, listed, period, quoted, sentence, short_day
+from weekly_report.words import (
+    clipped,
+    code,
+    count,
+    date_of,
+    escaped,
+    listed,
+    period,
+    quoted,
+    sentence,
+    short_day,
+)
 
 MODULES_SHOWN = 15
 PROBLEMS_SHOWN = 12
 COMMITS_SHOWN = 200
+
+
+class Piece(TypedDict, total=False):
+    """A piece of the report in its order.
+
+    Attributes:
+        text: Markdown as it stands.
+        written: how many characters of an overview go before this.
+        section: which of the sections goes here.
+        facts: what stands instead where the writer delivered no text.
+    """
+
+    text: str
+    written: int
+    section: int
+    facts: list[list[str]]
+
+
+class Progress(TypedDict):
+    """How far the streamed report is.
+
+    Attributes:
+        begun: its front is out.
+        overview: text of it that is not out yet, and `heard` how much of it came in all.
+        told: something of the overview is out.
+        pieces: of the body, those that are not out yet; None: the body has not begun.
+        sections: that came.
+    """
+
+    begun: bool
+    overview: str
+    heard: int
+    told: bool
+    pieces: list[Piece]
+    sections: list[str | None]
+
+
+def front(history: History, tickets: Tickets, title: str | None = None) -> Iterator[str]:
+    """Title, period and remarks, as Markdown; an outline of the history is enough."""
+    yield to_markdown(_front(history, tickets, title))
+
+
+def body(
+    history: History,
+    tickets: Tickets,
+    people: People,
+    modules: Modules,
+    problems: Problems,
+    plan: Plan,
+    summary: Summary,
+    briefs: list[Brief],
+    overview: str | None = None,
+) -> Iterator[Piece]:
+    """What follows the overview, piece by piece, with places for the sections."""
+    yield Piece(written=len(overview or ""), facts=summary["overview"])
+    for part in _body(history, tickets, people, modules, problems, plan, summary, briefs):
+        yield (
+            Piece(section=part.number, facts=part.facts)
+            if isinstance(part, _Section)
+            else Piece(text=to_markdown([part]))
+        )
+
+
+_NOTHING = Progress(begun=False, overview="", heard=0, told=False, pieces=[], sections=[])
+
+
+@fold(initial=_NOTHING, output="text")
+def document(
+    state: Progress, front: list[str], overview: str, body: list[Piece], sections: list[str | None]
+) -> tuple[Progress, list[str]]:
+    """The report as Markdown, in its order, each part as soon as it and all before it are there."""
+    out = list(front)
+    state = {
+        "begun": state["begun"] or bool(front),
+        "overview": state["overview"] + overview,
+        "heard": state["heard"] + len(overview),
+        "told": state["told"],
+        "pieces": state["pieces"] + body,
+        "sections": state["sections"] + sections,
+    }
+    if state["begun"]:
+        out += _told_overview(state)
+        while state["pieces"] and (texts := _next(state)) is not None:
+            state["pieces"] = state["pieces"][1:]
+            out += texts
+    return state, out
+
+
+def _told_overview(state: Progress) -> Iterator[str]:
+    """The paragraphs of the overview that are whole."""
+    is_whole = bool(state["pieces"]) and state["pieces"][0].get("written") == state["heard"]
+    cut = len(state["overview"]) if is_whole else state["overview"].rfind("\n\n") + 1
+    blocks, state["overview"] = prose(state["overview"][:cut]), state["overview"][cut:]
+    if blocks:
+        state["told"] = True
+        yield "\n" + to_markdown(blocks)
+
+
+def _next(state: Progress) -> list[str] | None:
+    """The texts of the next piece; None: what goes there has not come."""
+    piece = state["pieces"][0]
+    if "text" in piece:
+        return ["\n" + piece["text"]]
+    if "section" not in piece:
+        if state["heard"] < piece["written"]:
+            return None
+        return [] if state["told"] else _markdown(_written(None, piece["facts"]))
+    if piece["section"] >= len(state["sections"]):
+        return None
+    return _markdown(_written(state["sections"][piece["section"]], piece["facts"]))
+
+
+def _markdown(blocks: list[Block]) -> list[str]:
+    return ["\n" + to_markdown(blocks)] if blocks else []
 
 
 def assemble(
@@ -40,37 +171,75 @@ def assemble(
     modules: Modules,
     problems: Problems,
     plan: Plan,
-    briefs: Briefs,
+    summary: Summary,
+    briefs: list[Brief],
+    markdown: str,
     overview: str | None = None,
     sections: list[str | None] | None = None,
     title: str | None = None,
 ) -> Report:
-    """The whole report. Where a writer delivered no text, the facts it was to use stand instead."""
-    heading = title or f"Weekly report: {history['repository']}"
-    span = period(history["since"], history["until"])
-    figures = list(_figures(history, tickets, people))
-    blocks: list[Block] = [
-        Heading(heading, 1),
-        Paragraph(_subtitle(history, span)),
-        *map(Note, [*history["notes"], *tickets["notes"]]),
-        *_written(overview, briefs["overview"]),
-        *_figure_blocks(figures),
-        *_listed("Highlights", briefs["highlights"], 10),
-        *_module_blocks(modules["items"]),
-        *_people_blocks(people["items"], briefs["people"], sections),
-        *_problem_blocks(problems["items"]),
-        *_plan_blocks(plan),
-        *_commit_blocks(history["items"]),
-    ]
+    """The whole report: `markdown` is the document, the page says the same.
+
+    Where a writer delivered no text, the facts it was to use stand instead.
+    """
+    heading = _title(history, title)
+    texts = sections if isinstance(sections, list) else []
+    blocks = [*_front(history, tickets, title), *_written(overview, summary["overview"])]
+    for part in _body(history, tickets, people, modules, problems, plan, summary, briefs):
+        if isinstance(part, _Section):
+            blocks += _written(texts[part.number] if part.number < len(texts) else None, part.facts)
+        else:
+            blocks.append(part)
     return Report(
         title=heading,
-        period=span,
-        markdown=to_markdown(blocks),
+        period=period(history["since"], history["until"]),
+        markdown=markdown,
         html=to_html(heading, blocks),
-        figures=figures,
+        figures=list(_figures(history, tickets, people)),
         problems=len(problems["items"]),
         people=[person["name"] for person in people["items"]],
     )
+
+
+def _title(history: History, title: str | None) -> str:
+    return title or f"Weekly report: {escaped(history['repository'])}"
+
+
+def _front(history: History, tickets: Tickets, title: str | None) -> list[Block]:
+    span = period(history["since"], history["until"])
+    return [
+        Heading(_title(history, title), 1),
+        Paragraph(_subtitle(history, span)),
+        *map(Note, [*history["notes"], *tickets["notes"]]),
+    ]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The place of what a writer wrote about a person, and the facts for it."""
+
+    number: int
+    facts: list[list[str]]
+
+
+def _body(
+    history: History,
+    tickets: Tickets,
+    people: People,
+    modules: Modules,
+    problems: Problems,
+    plan: Plan,
+    summary: Summary,
+    briefs: list[Brief],
+) -> Iterator[Block | _Section]:
+    """What follows the overview."""
+    yield from _figure_blocks(list(_figures(history, tickets, people)))
+    yield from _listed("Highlights", summary["highlights"], 10)
+    yield from _module_blocks(modules["items"])
+    yield from _people_blocks(people, briefs)
+    yield from _problem_blocks(problems["items"])
+    yield from _plan_blocks(plan, list(follow_ups(problems)))
+    yield from _commit_blocks(history["items"], known(history, tickets))
 
 
 def _subtitle(history: History, span: str) -> str:
@@ -85,28 +254,34 @@ def _written(text: str | None, facts: Sequence[Sequence[str]]) -> list[Block]:
 
 
 def _figures(history: History, tickets: Tickets, people: People) -> Iterator[Figure]:
-    commits = [commit for commit in history["items"] if not commit["merge"]]
-    merges = len(history["items"]) - len(commits)
-    if commits or merges:
-        yield Figure(
-            label="Commits", value=f"{len(commits):,}" + (f" and {count(merges, 'merge')}" if merges else "")
-        )
-        yield Figure(label="People", value=f"{sum(not person['bot'] for person in people['items']):,}")
-        files = {change["path"] for commit in commits for change in commit["files"]}
-        yield Figure(label="Files changed", value=f"{len(files):,}")
-        generated = sum(
-            change["insertions"]
-            for commit in commits
-            for change in commit["files"]
-            if is_generated(change["path"])
-        )
-        added = f"{sum(commit['insertions'] for commit in commits):,}"
-        yield Figure(
-            label="Lines added", value=added + (f", {generated:,} in generated files" if generated else "")
-        )
-        yield Figure(label="Lines removed", value=f"{sum(commit['deletions'] for commit in commits):,}")
+    if history["items"]:
+        yield from _commit_figures(history["items"], known(history, tickets), people)
     if tickets["items"]:
         yield from _ticket_figures(history, tickets)
+
+
+def _commit_figures(found: Sequence[Commit], identities: Identities, people: People) -> Iterator[Figure]:
+    """What programs committed is counted, but apart; so are the lines that nobody wrote."""
+    own = [commit for commit in found if not identities.is_bot(identities.who(commit["author"]))]
+    commits = [commit for commit in own if not commit["merge"]]
+    parts = [f"{len(commits):,}", _merges(len(own) - len(commits)), _by_bots(len(found) - len(own))]
+    yield Figure(label="Commits", value=listed([part for part in parts if part]))
+    yield Figure(label="People", value=f"{sum(not person['bot'] for person in people['items']):,}")
+    files = {change["path"] for commit in commits for change in commit["files"]}
+    yield Figure(label="Files changed", value=f"{len(files):,}")
+    added, removed = lines_written(commits)
+    bulk = sum(commit["insertions"] for commit in commits) - added
+    more = f" and {bulk:,} in data and generated files" if bulk else ""
+    yield Figure(label="Lines added", value=f"{added:,}{more}")
+    yield Figure(label="Lines removed", value=f"{removed:,}")
+
+
+def _merges(number: int) -> str:
+    return count(number, "merge") if number else ""
+
+
+def _by_bots(number: int) -> str:
+    return f"{number:,} by bots" if number else ""
 
 
 def _ticket_figures(history: History, tickets: Tickets) -> Iterator[Figure]:
@@ -142,7 +317,7 @@ def _module_blocks(modules: Sequence[Module]) -> Iterator[Block]:
         yield Heading("Where the work went")
         yield _module_table(modules[:MODULES_SHOWN])
         if len(modules) > MODULES_SHOWN:
-            yield Paragraph(f"And {count(len(modules) - MODULES_SHOWN, 'more module')} with fewer changes.")
+            yield Paragraph(f"And {count(len(modules) - MODULES_SHOWN, 'more module')} with fewer commits.")
 
 
 def _module_table(modules: Sequence[Module]) -> Table:
@@ -159,22 +334,34 @@ def _module_row(module: Module) -> tuple[str, ...]:
     return (label([module["name"]])[0], *(f"{number:,}" for number in numbers), people)
 
 
-def _people_blocks(
-    people: Sequence[Person], briefs: Sequence[Brief], sections: list[str | None] | None
-) -> Iterator[Block]:
-    texts = sections if isinstance(sections, list) else []
+def _people_blocks(people: People, briefs: Sequence[Brief]) -> Iterator[Block | _Section]:
+    """A section for each person; the figures of somebody who did everything are those of the whole."""
+    single = alone(people["items"])
+    sections = {_key(brief): _Section(number, brief["facts"]) for number, brief in enumerate(briefs)}
     if briefs:
-        yield Heading("Who did what")
-    for number, brief in enumerate(briefs):
-        person = next(one for one in people if one["name"] == brief["name"])
-        yield Heading(brief["name"], 3)
-        if line := _person_line(person):
-            yield Paragraph(line)
-        yield from _written(texts[number] if number < len(texts) else None, brief["facts"])
-    if bots := [
-        f"{person['name']} ({count(person['commits'], 'commit')})" for person in people if person["bot"]
-    ]:
-        yield Paragraph(sentence(f"Programs committed too: {listed(bots, limit=5)}"))
+        yield Heading(f"What {briefs[0]['name']} did" if single else "Who did what")
+    for person in people["items"]:
+        if (section := sections.get(_key(person))) is not None:
+            yield from () if single else _person_head(person)
+            yield section
+    bots = [
+        f"{one['name']} ({count(one['commits'] + one['merges'], 'commit')})"
+        for one in people["items"]
+        if one["bot"]
+    ]
+    if bots:
+        yield Paragraph(sentence(f"Bots committed too: {listed(bots, limit=5)}"))
+
+
+def _key(one: Brief | Person) -> tuple[str, ...]:
+    """Two people may have one name, but no email."""
+    return one["name"], *one["emails"]
+
+
+def _person_head(person: Person) -> Iterator[Block]:
+    yield Heading(person["name"], 3)
+    if line := _person_line(person):
+        yield Paragraph(line)
 
 
 def _person_line(person: Person) -> str:
@@ -203,17 +390,17 @@ def _problem(problem: Problem) -> str:
     )
 
 
-def _plan_blocks(plan: Plan) -> Iterator[Block]:
-    if plan["steps"] or plan["follow_ups"]:
+def _plan_blocks(plan: Plan, left_over: list[str]) -> Iterator[Block]:
+    if plan["steps"] or left_over:
         yield Heading("Next week")
     if plan["steps"]:
         yield Bullets(tuple(map(_step, plan["steps"])), ordered=True)
     if plan["waiting"]:
         yield Paragraph(sentence(f"{count(plan['waiting'], 'more open ticket')} can wait"))
-    if plan["follow_ups"]:
+    if left_over:
         if plan["steps"]:
             yield Paragraph("Left over from this week:")
-        yield Bullets(cut(plan["follow_ups"], 6))
+        yield Bullets(cut(left_over, 6))
 
 
 def _step(step: Step) -> str:
@@ -222,20 +409,26 @@ def _step(step: Step) -> str:
     return f"**{step['key']}** {quoted(step['title'])}{who}{why}"
 
 
-def _commit_blocks(commits: Sequence[Commit]) -> Iterator[Block]:
+def _commit_blocks(commits: Sequence[Commit], identities: Identities) -> Iterator[Block]:
+    """All commits; the authors are left out where each line would name the same one."""
+    named = len(set(map(identities.who, everybody(commits)))) > 1
     if commits:
-        shown = Bullets(cut(map(_commit, commits), COMMITS_SHOWN))
+        shown = (_commit(commit, _authors(commit, identities) if named else "") for commit in commits)
         yield Heading("All commits")
-        yield Details(f"Show {count(len(commits), 'commit')}", (shown,))
+        yield Details(f"Show {count(len(commits), 'commit')}", (Bullets(cut(shown, COMMITS_SHOWN)),))
 
 
-def _commit(commit: Commit) -> str:
+def _authors(commit: Commit, identities: Identities) -> str:
+    names = dict.fromkeys(map(identities.name_of, everybody([commit])))
+    return f", {listed(list(names))}"
+
+
+def _commit(commit: Commit, authors: str) -> str:
     if commit["merge"]:
         size = "merge"
     elif commit["boundary"]:
         size = "changes unknown"
     else:
         size = f"+{commit['insertions']:,} −{commit['deletions']:,}, {count(commit['file_count'], 'file')}"
-    authors = listed([commit["author"]["name"], *(person["name"] for person in commit["co_authors"])])
-    date = short_day(commit["date"])
-    return f"{code(commit['hash'][:7])} {date}, {authors}: {clipped(commit['subject'], 120)} ({size})"
+    subject = escaped(clipped(commit["subject"], 120))
+    return f"{code(commit['hash'][:7])} {short_day(commit['date'])}{authors}: {subject} ({size})"

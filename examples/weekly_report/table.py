@@ -77,6 +77,7 @@ def ticket(row: Row) -> Ticket:
         priority=cell("priority") or label,
         rank=fields.rank(cell("priority")) if cell("priority") else label_rank,
         due=fields.moment(cell("due")),
+        unread_due=fields.unread(cell("due")),
         labels=labels,
         created=fields.moment(cell("created")),
         updated=fields.moment(cell("updated")),

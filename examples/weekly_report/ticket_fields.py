@@ -72,9 +72,14 @@ def state(
     """The state that the tracker's words mean; `done` and `begun` when the tracker knows them."""
     if done or (done is None and _DONE.search(status)):
         return "done"
-    if any(_BLOCKED.search(re.sub(r"[-_]", " ", text)) for text in (status, *labels)):
+    if blocks(status) or any(map(blocks, labels)):
         return "blocked"
     return "in_progress" if begun or _BEGUN.search(status) else "open"
+
+
+def blocks(text: str) -> bool:
+    """Whether a status or a label says that the ticket cannot go on."""
+    return bool(_BLOCKED.search(re.sub(r"[-_]", " ", text)))
 
 
 def is_done(status: str) -> bool:
@@ -92,6 +97,11 @@ def moment(value: Any) -> str | None:
     except ValueError:
         found = _written(given)
     return None if found is None else found.isoformat()
+
+
+def unread(value: Any) -> str:
+    """What stands where a date should, when `moment` does not read it."""
+    return "" if moment(value) else words(value)
 
 
 def _iso(given: str) -> str:
@@ -125,8 +135,8 @@ def _date(year: str, month: str, day: str) -> date | None:
 
 
 def key(value: Any) -> str:
-    """A key as commits write it: `PROJ-12` in capitals, `#12` for a bare number, else the text as it is."""
+    """A key as commits write it: `PROJ-12` in capitals, `#12` for a bare number, else the text without marks."""
     given = words(value).lstrip("#")
     if given.isdigit():
         return f"#{int(given)}" if given.isascii() else f"#{given}"
-    return given.upper() if re.fullmatch(r"[A-Za-z]\w*-\d+", given) else given
+    return given.upper() if re.fullmatch(r"[A-Za-z]\w*-\d+", given) else re.sub(r"[\\`*]", "", given)

@@ -45,10 +45,15 @@ def clipped(text: str, limit: int = 100) -> str:
     return (head[:space] if space > limit // 2 else head).rstrip(" ,;:.-") + "…"
 
 
+def escaped(text: str) -> str:
+    """Other people's text, so that it shows as it stands: what looks like a mark of `document` is none."""
+    return re.sub(r"[\\`*]", r"\\\g<0>", text)
+
+
 def quoted(text: str, limit: int = 100) -> str:
-    """The text in quotation marks, on one line, without its final stop."""
+    """Other people's text in quotation marks, on one line, without its final stop."""
     text = clipped(text, limit)
-    return f"“{text[:-1] if text.endswith('.') else text}”"
+    return f"“{escaped(text.removesuffix('.'))}”"
 
 
 def code(text: str) -> str:

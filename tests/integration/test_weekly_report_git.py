@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -330,7 +329,7 @@ def test_the_environment_and_the_repository_cannot_steer_git(
 def test_a_damaged_repository_is_told_with_a_way_on(repo: Repo) -> None:
     repo.commit("One", {"a.txt": "1\n"})
     tree = repo.git("rev-parse", "HEAD^{tree}")
-    shutil.rmtree(repo.folder / ".git" / "objects" / tree[:2])
+    (repo.folder / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
     with pytest.raises(RepositoryError, match="git fsck"):
         commits(str(repo.folder))
 

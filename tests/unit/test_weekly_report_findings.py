@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from datetime import datetime, timedelta
 
 import msgspec
@@ -30,6 +32,7 @@ from weekly_report.writing import briefs
 ONE = Identity(name="Author One", email="one@example.org")
 TWO = Identity(name="Author Two", email="two@example.org")
 THREE = Identity(name="Author Three", email="three@example.org")
+NAMELESS_BOT = Identity(name="Updates", email="49699333+dependabot[bot]@users.noreply.github.com")
 BOT = Identity(name="renovate[bot]", email="1+renovate[bot]@users.noreply.github.com")
 
 START = datetime.fromisoformat("2026-11-23T09:00:00+00:00")
@@ -106,6 +109,7 @@ def ticket(key: str, **fields: object) -> Ticket:
         priority="",
         rank=2,
         due=None,
+        unread_due="",
         labels=[],
         created=None,
         updated=None,
@@ -124,21 +128,65 @@ def found(history: History, tickets: Tickets | None = None) -> list[Problem]:
     return problems(history, tickets or export())["items"]
 
 
-def written(history: History, tickets: Tickets) -> Briefs:
+def written(history: History, tickets: Tickets) -> Summary:
     who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
-    return briefs(history, tickets, who, where, trouble, plan(history, tickets, trouble))
+    return summary(history, tickets, who, where, trouble, plan(history, tickets))
 
 
-def report(
-    history: History,
-    tickets: Tickets,
-    overview: str | None = None,
-    sections: list[str | None] | None = None,
-) -> Report:
-    who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
-    steps = plan(history, tickets, trouble)
-    facts = briefs(history, tickets, who, where, trouble, steps)
-    return assemble(history, tickets, who, where, trouble, steps, facts, overview, sections)
+def told(history: History, tickets: Tickets, monkeypatch: pytest.MonkeyPatch) -> list[Brief]:
+    """The facts for each person, in the order in which they are gathered."""
+    monkeypatch.setattr(writing, "changed", lambda repo, commits: commits)
+    works = [work(one, ".") for one in assignments(history, tickets, plan(history, tickets))]
+    return briefs(None, works)[1]
+
+
+Report = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Report:
+    """Makes the whole report: Markdown and page."""
+
+    def made(
+        history: History,
+        tickets: Tickets,
+        overview: str | None = None,
+        sections: dict[str, str] | None = None,
+    ) -> tuple[str, str]:
+        facts = told(history, tickets, monkeypatch)
+        findings = (
+            history,
+            tickets,
+            people(history, tickets),
+            modules(history),
+            problems(history, tickets),
+            plan(history, tickets),
+            written(history, tickets),
+            facts,
+        )
+        texts = [(sections or {}).get(brief["name"]) for brief in facts]
+        parts = [*front(history, tickets)], overview or "", [*body(*findings, overview)], texts
+        markdown = "".join(streamed(*parts))
+        return markdown, assemble(*findings, markdown, overview, texts)["html"]
+
+    return made
+
+
+def streamed(front: list[str], overview: str, body: list[Piece], sections: list[str | None]) -> list[str]:
+    """The document of what comes a piece at a time; in any order it is the same."""
+    documents = set()
+    for order in permutations(range(4)):
+        state, out = fold_options(document).initial, []  # type: ignore[union-attr]
+        for place in order:
+            given: tuple[Any, ...] = (front, overview, body, sections)
+            for piece in given[place]:
+                batch = ["" if isinstance(part, str) else [] for part in given]
+                batch[place] = piece if place == 1 else [piece]
+                state, texts = document(state, *batch)
+                out.append("".join(texts))
+        documents.add("".join(out))
+    assert len(documents) == 1
+    return [*documents]
 
 
 @pytest.fixture
@@ -215,12 +263,12 @@ def test_a_person_is_what_was_committed_co_written_and_closed(build: Builder) ->
     first, second, third, bot = people(build.history(), tickets)["items"]
     assert (first["name"], first["commits"], first["co_authored"], first["merges"]) == ("Author One", 1, 1, 1)
     assert (first["insertions"], first["partners"]) == (100, ["Author Two"])
-    assert [(share["module"], share["lines"]) for share in first["modules"]] == [("src/b", 90), ("src/a", 15)]
+    assert [(share["module"], share["lines"]) for share in first["modules"]] == [("src/a", 15), ("src/b", 90)]
     assert (first["tickets_named"], first["tickets_closed"]) == (["PROJ-1"], ["PROJ-1"])
     assert first["tickets_open"] == ["PROJ-2"]
     assert second["name"] == "Author Two"
     assert (third["name"], third["commits"], third["tickets_closed"]) == ("Author Three", 0, ["PROJ-3"])
-    assert (bot["bot"], bot["commits"]) == (True, 1)
+    assert (bot["bot"], bot["commits"], bot["insertions"]) == (True, 1, 0)
 
 
 def test_modules_go_as_deep_as_tells_something(build: Builder) -> None:
@@ -242,9 +290,51 @@ def test_modules_go_as_deep_as_tells_something(build: Builder) -> None:
     )
 
 
-def test_generated_files_do_not_make_a_module_large(build: Builder) -> None:
-    build.commit("One", {"web/package-lock.json": 9000, "api/app.py": 10})
-    assert [module["name"] for module in modules(build.history())["items"]] == ["api", "web"]
+def test_commits_come_before_lines_and_data_last_among_modules(build: Builder) -> None:
+    build.commit("One", {"data/rates.json": 9000, "api/app.py": 10, "web/page.ts": 800})
+    build.commit("Two", {"data/rates.json": 9000, "api/app.py": 1})
+    found = modules(build.history())["items"]
+    assert [module["name"] for module in found] == ["api", "web", "data"]
+    overview = written(build.history(), export())["overview"][0]
+    assert overview[1] == "Most of the work went into `api` (2 commits), followed by `web`."
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "uv.lock",
+        "web/package-lock.json",
+        "requirements/lock.txt",
+        "data/rates.csv",
+        "data/answers.jsonl",
+        "vendor/x.go",
+        "web/app.min.js",
+        "api/types.generated.ts",
+    ],
+)
+def test_data_lock_and_vendored_files_make_no_change_large(build: Builder, path: str) -> None:
+    build.commit("Add the data", {path: 9000})
+    build.commit("Add the data and a reader", {path: 9000, "api/read.py": 40}, author=TWO)
+    facts = written(build.history(), export())
+    assert facts["highlights"] == [
+        "“Add the data and a reader” by Author Two (40 lines added in `api`).",
+    ]
+    assert "largest" not in str(facts["overview"])
+    text = report(build.history(), export())["markdown"]
+    assert "| Lines added | 40 and 18,000 in data and generated files |" in text
+
+
+def test_highlights_tell_of_the_modules_with_most_commits_first(build: Builder) -> None:
+    build.commit("Import", {"tools/big.py": 900}, author=TWO)
+    build.commit("Small", {"api/a.py": 5})
+    build.commit("Smaller", {"api/a.py": 3})
+    subjects = [
+        highlight.partition(" by ")[0] for highlight in written(build.history(), export())["highlights"]
+    ]
+    assert subjects == ["“Small”", "“Import”", "“Smaller”"]
+    assert written(build.history(), export())["overview"][1] == [
+        "The largest changes were “Import” by Author Two, “Small” by Author One and “Smaller” by Author One."
+    ]
 
 
 def test_a_revert_that_was_reverted_is_a_small_problem(build: Builder) -> None:
@@ -288,6 +378,10 @@ def test_reopened_overdue_and_blocked_tickets_are_ordered_by_severity(build: Bui
         ticket("A-5", due="2026-11-01", state="done"),
         ticket("A-6", reopened=True, state="done"),
     )
+    assert written(build.history(), tickets)["overview"][-2] == [
+        "What needs a look: 1 reopened ticket (A-3 “Task A-3”), 2 overdue tickets (A-4 “Task A-4” and A-1 "
+        "“Task A-1”) and 1 blocked ticket (A-2 “Task A-2”)."
+    ]
     results = found(build.history(), tickets)
     assert [(problem["kind"], problem["severity"], problem["evidence"][0]) for problem in results] == [
         ("reopened", "high", "A-3"),
@@ -296,6 +390,35 @@ def test_reopened_overdue_and_blocked_tickets_are_ordered_by_severity(build: Bui
         ("blocked", "medium", "A-2"),
         ("reopened", "low", "A-6"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"blocked_by": ["A-9"]}, "It waits for A-9; nobody has it."),
+        ({"status": "On hold"}, "Its status is “On hold”; nobody has it."),
+        ({"labels": ["web", "on-hold"]}, "Its label is “on-hold”; nobody has it."),
+        ({"status": "open"}, "The export marks it so; nobody has it."),
+    ],
+)
+def test_a_blocked_ticket_is_told_with_what_says_so(
+    build: Builder, fields: dict[str, object], why: str
+) -> None:
+    [problem] = found(build.history(), export(ticket("A-1", state="blocked", **fields)))
+    assert problem["detail"] == why
+
+
+def test_due_dates_that_cannot_be_read_are_one_problem_with_all_of_them(build: Builder) -> None:
+    tickets = export(
+        ticket("A-1", unread_due="03/12/2026"),
+        ticket("A-2", unread_due="*soon*"),
+        ticket("A-3", unread_due="later", state="done"),
+    )
+    [problem] = found(build.history(), tickets)
+    assert (problem["title"], problem["evidence"]) == ("2 due dates cannot be read", ["A-1", "A-2"])
+    assert ["What needs a look: 2 due dates in doubt."] in written(build.history(), tickets)["overview"]
+    text = report(build.history(), tickets)["markdown"]
+    assert "Write them as 2026-01-31: A-1 “03/12/2026” and A-2 “\\*soon\\*”." in text
 
 
 def test_the_plan_puts_due_begun_and_urgent_tickets_first_with_reasons(build: Builder) -> None:
@@ -350,7 +473,8 @@ def test_a_large_commit_without_explanation_is_told_by_its_files(build: Builder)
     build.commit("Cut", {f"web/{name}.ts": 10 * number for number, name in enumerate("abcd", start=1)})
     build.commit("Trim", {"api/x.py": 60})
     build.commit("Tidy", {"api/y.py": 1})
-    [facts, *_] = written(build.history(), export())["people"][0]["facts"]
+    build.commit("Help", {"api/y.py": 1}, author=TWO)
+    [facts] = written(build.history(), export())["people"][0]["facts"]
     assert facts[1:] == [
         "“Cut” (23 Nov) changed 4 files in `web`, most of all `d.ts`, `c.ts` and `b.ts`.",
         "“Trim” (23 Nov) changed 1 file in `api`: `x.py`.",
@@ -404,6 +528,112 @@ def test_a_long_week_is_cut_with_how_much_there_is_more(build: Builder) -> None:
     for number in range(240):
         build.commit(f"Change {number}", {f"m{number % 30}/a.py": 1}, hours=0)
     text = report(build.history(), export())["markdown"]
-    assert "And 15 more modules with fewer changes." in text
+    assert "And 15 more modules with fewer commits." in text
     assert "- and 40 more" in text
-    assert "and 232 more." in text
+    assert "” and 4 more." in text
+
+
+def sentences(markdown: str) -> list[str]:
+    """The text without its marks, cut into sentences."""
+    plain = re.sub(r"[`*>|\\]", "", markdown)
+    return [part.strip(" -.") for part in re.split(r"\n|(?<=[.!?])\s", plain) if part.strip(" -.")]
+
+
+def busy_week(build: Builder) -> None:
+    """Work of one person, a revert, fixes and a program's update among it."""
+    long = "so that a page of many thousand entries opens at once"
+    build.commit(f"Read the entries in parts {long}\n\nThe page waited for all of them.", {"web/a.ts": 300})
+    build.commit(
+        "Count the entries on the server rather than in the page", {"api/count.py": 80, "web/b.ts": 9}
+    )
+    bad = build.commit(f"Keep the entries of each visitor in memory {long}", {"api/keep.py": 60})
+    build.commit(f'Revert "{bad["subject"]}"', {"api/keep.py": 60}, reverts=bad)
+    build.commit("Fix the order of the entries that have the same date", {"api/count.py": 3})
+    build.commit("Fix the order of the entries that have no date at all", {"api/count.py": 3})
+    build.commit("Merge branch 'entries-in-parts-and-counted-on-the-server'", merge=True)
+    build.commit("Update all dependencies to their latest versions again", {"uv.lock": 900}, author=BOT)
+
+
+def test_the_changes_of_one_author_are_told_by_module(build: Builder) -> None:
+    busy_week(build)
+    assert written(build.history(), export())["people"][0]["facts"] == [
+        [
+            "“Read the entries in parts so that a page of many thousand entries opens at once” (23 Nov): "
+            "The page waited for all of them."
+        ],
+        [
+            "3 changes in `api`: “Count the entries on the server rather than in the page”, “Fix the order of the "
+            "entries that have no date at all” and “Fix the order of the entries that have the same date”."
+        ],
+        ["2 of the commits by Author One are fixes."],
+    ]
+
+
+@pytest.mark.parametrize("with_ticket", [False, True], ids=["no tickets", "tickets"])
+def test_a_report_of_one_author_says_nothing_twice(build: Builder, with_ticket: bool) -> None:
+    busy_week(build)
+    due = ticket("A-1", title="Make the page open at once", assignee="Author One", due="2026-12-02")
+    told = report(build.history(), export(due) if with_ticket else export())
+    counts = Counter(sentence for sentence in sentences(told["markdown"]) if len(sentence) > 40)
+    assert [sentence for sentence, times in counts.items() if times > 1] == []
+    beside_list = told["markdown"].partition("## All commits")[0]
+    assert beside_list.count("Count the entries on the server") == 1
+    assert [line for line in told["markdown"].splitlines() if line.startswith("#")] == [
+        "# Weekly report: shop",
+        "## Key figures",
+        "## Where the work went",
+        "## What Author One did",
+        "## Problems",
+        "## Next week",
+        "## All commits",
+    ]
+
+
+def test_bots_are_counted_apart(build: Builder) -> None:
+    build.commit("One", {"web/a.ts": 30})
+    build.commit("Two", {"web/a.ts": 3}, author=TWO, co_authors=(NAMELESS_BOT,))
+    for author in (BOT, BOT, NAMELESS_BOT):
+        build.commit("Update", {"web/a.ts": 500, "uv.lock": 900}, author=author)
+    told = report(build.history(), export())["markdown"]
+    assert "2 people made 2 commits in 1 file (33 lines added); bots made 3 more." in told
+    assert "| Commits | 2 and 3 by bots |" in told
+    assert "| People | 2 |" in told
+    assert "Bots committed too: renovate[bot] (2 commits) and Updates (1 commit)." in told
+    assert "| `web` | 2 | 1 | 33 | 0 | Author One and Author Two |" in told
+    assert "worked together" not in told
+    assert "“Update”" not in told
+    assert found(build.history()) == []
+
+
+def test_a_week_of_bots_alone_counts_no_people(build: Builder) -> None:
+    build.commit("Update", {"web/a.ts": 5}, author=BOT)
+    told = report(build.history(), export())["markdown"]
+    assert "From 22 to 29 November 2026, bots made 1 commit." in told
+    assert "| People | 0 |" in told
+
+
+def test_a_person_has_one_name_everywhere(build: Builder) -> None:
+    login = Identity(name="aone", email="ONE@example.org")
+    build.commit("One", {"web/a.ts": 1})
+    build.commit("Two", {"web/a.ts": 1})
+    build.commit("Three", {"web/a.ts": 1}, author=login, co_authors=(ONE,))
+    build.commit("Four", {"web/a.ts": 1}, author=TWO, co_authors=(login,))
+    late = ticket("A-1", assignee="aone", assignee_email="one@example.org", due="2026-11-20")
+    text = report(build.history(), export(late))["markdown"]
+    assert "aone" not in text
+    assert " 23 Nov, Author One: Three (" in text
+    assert " 23 Nov, Author Two and Author One: Four (" in text
+    assert "Author One has it." in text
+
+
+HOSTILE = "**bold** `code` <b>tags</b> [x](https://example.org) a|b"
+
+
+def test_what_commits_and_tickets_say_is_shown_as_it_stands(build: Builder) -> None:
+    for author in (ONE, TWO):
+        build.commit(f"# {HOSTILE}\n\nIt says {HOSTILE} in the end.", {"web/a.ts": 60}, author=author)
+    told = report(build.history(), export(ticket("A-1", title=HOSTILE, due="2026-11-20")))
+    markdown = r"\*\*bold\*\* \`code\` &lt;b>tags&lt;/b> [x\](https://example.org) a|b"
+    page = "**bold** `code` &lt;b&gt;tags&lt;/b&gt; [x](https://example.org) a|b"
+    assert told["markdown"].count("bold") == told["markdown"].count(markdown) > 8
+    assert told["html"].count("bold") == told["html"].count(page) > 8

@@ -18,7 +18,17 @@ from weekly_report.document import (
     spans,
 )
 from weekly_report.rendering import to_html, to_markdown
-from weekly_report.words import clipped, count, first_sentence, lines, listed, period, quoted, sentence
+from weekly_report.words import (
+    clipped,
+    count,
+    escaped,
+    first_sentence,
+    lines,
+    listed,
+    period,
+    quoted,
+    sentence,
+)
 
 DOCUMENT: list[Block] = [
     Heading("Report", 1),
@@ -110,6 +120,7 @@ def test_tags_from_outside_are_shown_and_never_live(hostile: str) -> None:
         ("a ` b", "a \\` b"),
         ("# no heading", "\\# no heading"),
         ("#12 is done", "#12 is done"),
+        (escaped("**a** `b` \\`"), "\\*\\*a\\*\\* \\`b\\` \\\\\\`"),
         ("- no item", "\\- no item"),
         ("1. no item", "1\\. no item"),
         ("> no quotation", "\\> no quotation"),
@@ -127,6 +138,11 @@ def test_marks_are_found_only_where_they_are_closed() -> None:
         ("strong", "c"),
         ("plain", " `d **e"),
     ]
+
+
+def test_escaped_text_has_no_marks_beside_those_that_have() -> None:
+    text = escaped("`a` **b** c:\\d") + " `e` " + escaped("*")
+    assert list(spans(text)) == [("plain", "`a` **b** c:\\d "), ("code", "e"), ("plain", " *")]
 
 
 def test_what_a_writer_wrote_becomes_paragraphs_and_lists_without_headings() -> None:

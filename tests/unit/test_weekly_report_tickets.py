@@ -67,6 +67,7 @@ def test_a_jira_search_is_read_with_priority_due_date_and_assignee(tmp_path: Pat
         "priority": "Highest",
         "rank": 0,
         "due": "2026-12-03",
+        "unread_due": "",
         "labels": ["payments"],
         "created": "2026-11-20T08:00:00+00:00",
         "updated": None,
@@ -172,6 +173,19 @@ def test_a_csv_with_other_names_separators_and_a_byte_order_mark_is_read(tmp_pat
         assert (ticket["key"], ticket["title"], ticket["rank"]) == ("PROJ-1", "Größe; and more", 1)
         assert (ticket["state"], ticket["due"], ticket["labels"]) == ("blocked", "2026-12-03", ["web", "api"])
         assert (ticket["reopened"], ticket["blocked_by"]) == (True, ["PROJ-9"])
+
+
+def test_a_due_date_that_cannot_be_read_is_kept_as_it_stands(tmp_path: Path) -> None:
+    table = read(tmp_path, "id,title,due\n1,One,03/12/2026\n2,Two,2026-12-03\n3,Three,\n")
+    assert [(ticket["due"], ticket["unread_due"]) for ticket in table["items"]] == [
+        (None, "03/12/2026"),
+        ("2026-12-03", ""),
+        (None, ""),
+    ]
+    jira = one(read(tmp_path, {"issues": [jira_issue(1, duedate="soon")]}))
+    milestone = {"due_on": "someday"}
+    github = one(read(tmp_path, [{"number": 1, "title": "One", "state": "open", "milestone": milestone}]))
+    assert (jira["unread_due"], github["unread_due"]) == ("soon", "someday")
 
 
 def test_the_name_of_the_file_does_not_matter(tmp_path: Path) -> None:
