@@ -60,7 +60,8 @@ def _options(
     \b
     A first run, in two terminals:
       mosaic worker
-      mosaic run report.yaml --input repo=.
+      echo '{name: hi, nodes: {hi: {tool: "string:capwords", with: {s: hello}}}, output: hi}' > hi.yaml
+      mosaic run hi.yaml
 
     \b
     When something does not move:
@@ -70,10 +71,10 @@ def _options(
     \b
     Exit codes:
       0    all went well
-      1    the run failed; a check of doctor failed
+      1    the run failed; a check of doctor failed; the worker ended by an error
       2    wrong usage, a wrong workflow file, wrong inputs
       3    no such run
-      4    the server does not answer
+      4    the server does not answer, is full, or forbids what is needed
       5    no worker serves a queue
       6    the run was cancelled
       7    the waiting time is over, the run is not

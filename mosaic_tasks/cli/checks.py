@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mosaic_tasks.inspection.wording import counted, listed
 
 if TYPE_CHECKING:
-    from mosaic_queues.connection import ServerFacts
+    from mosaic_queues.connection import Clock, ServerFacts
     from mosaic_queues.liveness import Process
 
 Level = Literal["ok", "warn", "fail"]
@@ -17,6 +18,7 @@ MINIMUM_SERVER = (6, 2)
 MAX_SKEW_MS = 1_000
 LITTLE_SPACE_BYTES = 1 << 30
 NO_SPACE_BYTES = 100 << 20
+NEARLY_FULL = 0.9
 _NEEDED_FLAG = "extra"
 
 
@@ -36,12 +38,12 @@ def worst(checks: Iterable[Check]) -> Level:
 
 
 def check_server(facts: ServerFacts, where: str) -> list[Check]:
-    """Version, eviction, persistence and clock of a server that answers."""
-    return [_version(facts, where), _eviction(facts), _persistence(facts), _clock(facts)]
+    """Version, eviction, memory and persistence of a server that answers."""
+    return [_version(facts, where), _eviction(facts), _memory(facts), _persistence(facts)]
 
 
 def _version(facts: ServerFacts, where: str) -> Check:
-    text = f"{facts.flavour} {facts.flavour_version} at {where} answers in {facts.round_trip_ms:.2f} ms"
+    text = f"{facts.flavour} {facts.flavour_version} at {where}"
     if facts.version < MINIMUM_SERVER:
         return Check("server", "fail", text, "upgrade it: Redis 6.2 or later, or Valkey, is needed")
     return Check("server", "ok", text)
@@ -55,6 +57,18 @@ def _eviction(facts: ServerFacts) -> Check:
     return Check("eviction", "fail" if facts.maxmemory_bytes else "warn", text, advice)
 
 
+def _memory(facts: ServerFacts) -> Check:
+    used, limit = facts.used_memory_bytes, facts.maxmemory_bytes
+    if not limit:
+        return Check("memory", "ok", f"{size(used)} used, no limit")
+    text = f"{size(used)} used of {size(limit)} (maxmemory)"
+    advice = "raise maxmemory, or keep less: lower MOSAIC_RETENTION_S or MOSAIC_REDIS_BYTES"
+    if used >= limit:
+        return Check("memory", "fail", f"{text}: the server takes nothing more, runs stand still", advice)
+    level: Level = "warn" if used > limit * NEARLY_FULL else "ok"
+    return Check("memory", level, text, advice if level == "warn" else "")
+
+
 def _persistence(facts: ServerFacts) -> Check:
     if facts.aof_enabled:
         return Check("persistence", "ok", "the append-only file is on")
@@ -62,11 +76,25 @@ def _persistence(facts: ServerFacts) -> Check:
     return Check("persistence", "warn", "the append-only file is off", advice)
 
 
-def _clock(facts: ServerFacts) -> Check:
-    text = f"the server's clock differs by {abs(facts.clock_skew_ms):.0f} ms"
-    if abs(facts.clock_skew_ms) <= MAX_SKEW_MS:
+def check_clock(clock: Clock) -> Check:
+    """How fast the server answers, and whether its clock and ours agree."""
+    skew = f"the server's clock differs by {abs(clock.skew_ms):.0f} ms"
+    text = f"{skew}, it answers in {clock.round_trip_ms:.2f} ms"
+    if abs(clock.skew_ms) <= MAX_SKEW_MS:
         return Check("clock", "ok", text)
     return Check("clock", "warn", text, "synchronise both machines (NTP), or times shown here are wrong")
+
+
+def check_right(what: str, refusal: str) -> Check:
+    """A check that could not be made, since the server's user may not ask.
+
+    Args:
+        what: is not known therefore.
+        refusal: what the server said, which names the command.
+    """
+    command = re.search(r"'(\S+)' command", refusal)
+    right = f"+{command[1]}" if command else "~PATTERN of the keys"
+    return Check("rights", "fail", f"cannot look at {what}: {refusal}", f"allow it: ACL SETUSER USER {right}")
 
 
 def check_packages(requirements: Iterable[str], version_of: Callable[[str], str | None]) -> Check:
@@ -131,8 +159,14 @@ def check_queues(waiting: Mapping[str, int], processes: Iterable[Process]) -> li
 
 def check_space(place: str, free_bytes: int) -> Check:
     """Whether large payloads still have room."""
-    text = f"{free_bytes / (1 << 30):.1f} GiB free at {place}"
+    text = f"{size(free_bytes)} free at {place}"
     if free_bytes >= LITTLE_SPACE_BYTES:
         return Check("space", "ok", text)
     level: Level = "fail" if free_bytes < NO_SPACE_BYTES else "warn"
     return Check("space", level, text, "free space there, or set MOSAIC_OBJECT_STORE to another place")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people."""
+    unit, name = (1 << 30, "GiB") if count >= 1 << 30 else (1 << 20, "MiB")
+    return f"{count / unit:.1f} {name}"

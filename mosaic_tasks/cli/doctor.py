@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -15,8 +16,10 @@ from mosaic_queues.errors import ServerError
 from mosaic_tasks.cli.checks import (
     Check,
     Level,
+    check_clock,
     check_packages,
     check_queues,
+    check_right,
     check_server,
     check_space,
     check_workers,
@@ -27,6 +30,8 @@ from mosaic_tasks.cli.options import JsonOption
 from mosaic_tasks.cli.output import console, print_json
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from mosaic_queues.ledger import Ledger
 
 _DISTRIBUTION = "mosaic-tasks"
@@ -37,8 +42,9 @@ _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"
 def doctor(as_json: JsonOption = False) -> None:
     """Look for what is wrong, and say what to do.
 
-    Checks versions, server, eviction policy, persistence, clock, workers, queues and disk space. Exit code 0:
-    nothing failed. 4: the server does not answer. 5: a queue has no worker. 1: anything else failed.
+    Checks versions, server, eviction policy, memory, persistence, clock, workers, queues and disk space. Exit
+    code 0: nothing failed. 4: the server does not answer or is full. 5: a queue has no worker. 1: anything else
+    failed.
 
     \b
     Examples:
@@ -66,7 +72,7 @@ def _print(checks: list[Check]) -> None:
 
 def _code(checks: list[Check]) -> ExitCode:
     failed = {check.name for check in checks if check.level == "fail"}
-    if "server" in failed:
+    if failed & {"server", "memory"}:
         return ExitCode.SERVER
     if "queues" in failed:
         return ExitCode.NO_WORKER
@@ -92,24 +98,43 @@ def _installed(name: str) -> str | None:
 
 def _server() -> list[Check]:
     """What the server says, who works, and which queues wait; one failed check when nobody answers."""
-    from mosaic_queues.connection import connect, redact, server_facts, server_urls
-    from mosaic_queues.ledger import Ledger
-    from mosaic_queues.liveness import live_processes
-    from mosaic_queues.settings import settings
+    from mosaic_queues.connection import connect, redact, server_urls
 
     try:
         url = server_urls().redis_url
         client = connect(url)
     except ServerError as error:
-        return [Check("server", "fail", str(error), "start it, or correct MOSAIC_REDIS_URL")]
+        return [Check("server", "fail", str(error))]
     with client:
-        ledger = Ledger(client, namespace=settings().namespace)
-        processes = live_processes(client, ledger.keys)
         return [
-            *check_server(server_facts(client), redact(url)),
-            check_workers(processes),
-            *check_queues(_waiting(ledger), processes),
+            check for what, checks in _looks(client, redact(url)).items() for check in _allowed(what, checks)
         ]
+
+
+def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
+    """The checks that ask the server, by what they look at."""
+    from mosaic_queues.connection import server_clock, server_facts
+    from mosaic_queues.ledger import Ledger
+    from mosaic_queues.liveness import live_processes
+    from mosaic_queues.settings import settings
+
+    ledger = Ledger(client, namespace=settings().namespace)
+    return {
+        "version, eviction, memory and persistence": lambda: check_server(server_facts(client), where),
+        "the clock": lambda: [check_clock(server_clock(client))],
+        "workers": lambda: [check_workers(live_processes(client, ledger.keys))],
+        "queues": lambda: check_queues(_waiting(ledger), live_processes(client, ledger.keys)),
+    }
+
+
+def _allowed(what: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """A check's verdicts; that a right is missing, where the server forbids the user what the check asks."""
+    from redis.exceptions import NoPermissionError
+
+    try:
+        return check()
+    except NoPermissionError as error:
+        return [check_right(what, str(error))]
 
 
 def _waiting(ledger: Ledger) -> Counter[str]:

@@ -66,8 +66,7 @@ def told_errors(*, debug: bool, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except _server_errors() as error:
-        message = f"the server does not answer ({error}); look into it with: mosaic doctor"
-        _tell(error, message, ExitCode.SERVER, debug=debug, as_json=as_json)
+        _tell(error, _server_message(error), ExitCode.SERVER, debug=debug, as_json=as_json)
 
 
 def _server_errors() -> tuple[type[Exception], ...]:
@@ -76,6 +75,18 @@ def _server_errors() -> tuple[type[Exception], ...]:
     from redis.exceptions import RedisError
 
     return (RedisError, OperationalError)
+
+
+def _server_message(error: Exception) -> str:
+    from kombu.exceptions import OperationalError
+
+    from mosaic_queues.connection import told_error
+
+    told = told_error(error)
+    if told is not None:
+        return str(told)
+    what = "does not answer" if isinstance(error, OperationalError) else "refuses a command"
+    return f"the server {what} ({error}); look into it with: mosaic doctor"
 
 
 def _tell(error: Exception, message: str, code: ExitCode, *, debug: bool, as_json: bool) -> NoReturn:

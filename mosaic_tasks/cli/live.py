@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _REFRESH_PER_S = 8
 _LAST_EVENTS_S = 5.0
 """Once the run is over its last events are at hand."""
-_NO_WORKER_S = 5.0
 _STEPS = 10
 """A fan-out tells its progress in so many lines."""
 _ORDER: tuple[NodeState, ...] = ("failed", "running", "ready", "done", "skipped", "cancelled", "waiting")
@@ -54,7 +53,7 @@ class Display(Protocol):
 
 
 def watch(
-    run: Run, console: Console, *, timeout_s: float | None = None, no_worker_s: float | None = _NO_WORKER_S
+    run: Run, console: Console, *, timeout_s: float | None = None, no_worker_s: float | None
 ) -> RunRecord:
     """Shows a run's progress until its end.
 

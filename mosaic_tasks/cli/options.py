@@ -7,9 +7,25 @@ from typing import Annotated
 
 import typer
 
+
+def utf8(text: str | None) -> str | None:
+    """Lets text through that the server can hold; a terminal may give bytes that are none."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r} is no UTF-8 text") from None
+    return text
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, as `mosaic run` prints it.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", callback=utf8, help="Id of a run, as `mosaic run` prints it.")
+]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A workflow file (YAML).")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the output to this file.")
+]
+PATIENCE_S = 5.0
 PatienceOption = Annotated[
     float,
     typer.Option("--patience", min=0, metavar="SECONDS", help="Bear a queue without worker for so long."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -38,10 +38,10 @@ def print_json(document: Any) -> None:
     typer.echo(to_json(document))
 
 
-def print_json_line(document: Any) -> None:
-    """Prints one line of JSON, at once, for readers that follow."""
-    typer.echo(to_json(document, indent=0))
-    sys.stdout.flush()
+def print_json_line(document: Any, *, stream: TextIO | None = None) -> None:
+    """Prints one line of JSON, at once, for readers that follow; on stdout unless told otherwise."""
+    typer.echo(to_json(document, indent=0), file=stream)
+    (stream or sys.stdout).flush()
 
 
 def print_value(value: Any) -> None:
@@ -74,7 +74,48 @@ def is_ascii_only() -> bool:
 
 
 def logs_to_stderr() -> None:
-    """Keeps logs out of stdout, which belongs to the answer."""
+    """Keeps logs out of stdout, which belongs to the answer, and values out of their tracebacks."""
     import structlog
 
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    processors = structlog.get_config()["processors"][:-1]
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+    structlog.configure(
+        processors=[*processors, console], logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
+    )
+
+
+def json_logs(level: str) -> None:
+    """Everybody's logs, from `level` up, as one JSON document a line on stderr."""
+    import logging
+
+    import structlog
+
+    add: list[Any] = [
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(allow=["error"]),
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=add,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *add,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )

@@ -11,7 +11,16 @@ import typer
 
 from mosaic_queues.errors import InputError, RunCancelled, RunFailed, WaitTimeout
 from mosaic_tasks.cli.exits import ExitCode
-from mosaic_tasks.cli.options import FileArgument, JsonOption, PatienceOption, RunArgument, TimeoutOption
+from mosaic_tasks.cli.options import (
+    PATIENCE_S,
+    FileArgument,
+    JsonOption,
+    OutputOption,
+    PatienceOption,
+    RunArgument,
+    TimeoutOption,
+    utf8,
+)
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
 if TYPE_CHECKING:
@@ -32,13 +41,12 @@ def run(
         bool, typer.Option("--wait/--no-wait", help="Wait for the end and print the output.")
     ] = True,
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same key gives the same run, started once.")
+        str | None,
+        typer.Option(callback=utf8, help="Idempotency key: the same key gives the same run, started once."),
     ] = None,
     timeout_s: TimeoutOption = None,
-    patience_s: PatienceOption = 5.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the output to this file.")
-    ] = None,
+    patience_s: PatienceOption = PATIENCE_S,
+    output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a workflow file and print its output.
@@ -125,10 +133,8 @@ def result(
     run_id: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run's end.")] = False,
     timeout_s: TimeoutOption = None,
-    patience_s: PatienceOption = 5.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the output to this file.")
-    ] = None,
+    patience_s: PatienceOption = PATIENCE_S,
+    output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the output of a run.
@@ -161,7 +167,7 @@ def _conclude(ended: Run, record: RunRecord, output: Path | None, *, as_json: bo
     elif record.status == "cancelled":
         raise RunCancelled(f"run {ended.id} was cancelled: {record.error or 'no reason given'}")
     else:
-        raise RunFailed(f"run {ended.id} failed: {record.error}; more: mosaic timeline {ended.id}")
+        raise RunFailed(f"run {ended.id} failed: {record.error}; more: mosaic explain {ended.id}")
 
 
 def _head(record: RunRecord) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def _hand_over(value: Any, output: Path | None, *, printed: bool) -> None:
 def cancel(
     run_id: RunArgument,
     reason: Annotated[
-        str, typer.Option(help="Why; `mosaic status` shows it.")
+        str, typer.Option(callback=utf8, help="Why; `mosaic status` shows it.")
     ] = "cancelled from the command line",
     as_json: JsonOption = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_queues.errors import InputError
-from mosaic_tasks.cli.options import JsonOption, RunArgument
+from mosaic_tasks.cli.options import JsonOption, RunArgument, utf8
 from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
 from mosaic_tasks.inspection.wording import duration, listed
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def status(
     run_id: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Id of a run; without it: all runs that are not over."),
+        typer.Argument(
+            metavar="RUN", callback=utf8, help="Id of a run; without it: all runs that are not over."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

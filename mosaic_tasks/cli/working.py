@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from mosaic_tasks.cli.exits import ExitCode
+from mosaic_tasks.cli.options import utf8
+from mosaic_tasks.cli.output import json_logs, print_json_line
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 class Pool(StrEnum):
@@ -34,6 +43,7 @@ def worker(
             "--queues",
             "-Q",
             metavar="A,B",
+            callback=utf8,
             help="Queues to serve. Default: mosaic.cpu and that of MOSAIC_MODEL.",
         ),
     ] = None,
@@ -46,9 +56,15 @@ def worker(
     ] = Pool.PREFORK,
     name: Annotated[
         str | None,
-        typer.Option("--name", "-n", help="Name among the workers of this machine. Default: by pid."),
+        typer.Option(
+            "--name", "-n", callback=utf8, help="Name among the workers of this machine. Default: by pid."
+        ),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", "-l", help="What to log.")] = LogLevel.INFO,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one line of JSON once it works, and log as lines of JSON."),
+    ] = False,
     celery_options: Annotated[
         list[str] | None, typer.Argument(metavar="-- CELERY_OPTIONS", help="Passed on to `celery worker`.")
     ] = None,
@@ -57,21 +73,24 @@ def worker(
 
     It is `celery -A mosaic_tasks.app worker` with task events on and without gossip, mingle and heartbeat.
     Modules with tools are found in the current directory. Ctrl-C once: finish what runs; twice: stop at once,
-    nothing is lost.
+    nothing is lost. Exit code 1: it ended by an error, which its log tells.
+
+    With --json it prints one line when it is ready: name, pid, queues, pool, concurrency and server; its log, on
+    stderr, has one JSON document a line.
 
     \b
     Examples:
       mosaic worker
       mosaic worker --queues mosaic.cpu,mosaic.api.openai --concurrency 8 --pool threads
+      mosaic worker --json 2> worker.log
       mosaic worker -- --max-tasks-per-child 100
     """
-    from click import ClickException
-
-    from mosaic_queues.connection import connect
+    from mosaic_queues.connection import connect, server_urls
     from mosaic_tasks.app import app
     from mosaic_tasks.execution.process import ledger_url
 
-    connect(ledger_url(app)).close()
+    url = ledger_url(app) or server_urls().redis_url
+    connect(url).close()
     arguments = worker_arguments(
         queues=queues.split(",") if queues else default_queues(os.environ.get("MOSAIC_MODEL")),
         concurrency=concurrency,
@@ -80,10 +99,50 @@ def worker(
         log_level=log_level,
         more=celery_options or [],
     )
+    if as_json:
+        _speak_json(app, url, pool=pool, log_level=log_level)
+        arguments.insert(0, "--quiet")
+    raise typer.Exit(_work(app, arguments))
+
+
+def _work(app: Celery, arguments: list[str]) -> ExitCode:
+    """Works until the worker ends; 1 when nobody told it to. Celery keeps its own exit code to itself."""
+    from celery import signals
+    from click import ClickException
+
+    workers: list[Any] = []
+    signals.worker_init.connect(lambda sender, **_options: workers.append(sender), weak=False)
+    signals.worker_shutting_down.connect(lambda **_options: workers.clear(), weak=False)
     try:
         app.worker_main(arguments)
     except ClickException as error:
         raise typer.BadParameter(f"celery: {error.format_message()}") from error
+    return ExitCode.FAILED if any(worker.exitcode for worker in workers) else ExitCode.OK
+
+
+def _speak_json(app: Celery, url: str, *, pool: str, log_level: str) -> None:
+    """Makes the worker say on stdout only that it is ready, and that as JSON; its log is JSON on stderr."""
+    from celery import signals
+
+    from mosaic_queues.connection import redact
+    from mosaic_tasks.execution.bootsteps import facts_of
+
+    answer = sys.stdout
+    json_logs(log_level)
+    app.log.redirect_stdouts(app.conf.worker_redirect_stdouts_level)
+    # Where Celery remarks on signals, past its log.
+    sys.__stdout__ = Path(os.devnull).open("w")  # type: ignore[misc]  # noqa: SIM115
+
+    @signals.setup_logging.connect(weak=False)
+    def leave_as_it_is(**_options: Any) -> None:
+        """Tells Celery that logging is set up."""
+
+    @signals.worker_ready.connect(weak=False)
+    def announce(sender: Any, **_options: Any) -> None:
+        facts = facts_of(sender.controller)
+        told = {"name": facts.hostname, "pid": os.getpid(), "queues": facts.queues, "pool": str(pool)}
+        told |= {"concurrency": facts.slots, "server": redact(url)}
+        print_json_line(told, stream=answer)
 
 
 def default_queues(model: str | None) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -28,6 +28,7 @@ from mosaic_tasks.definition.tools import target_of
 from mosaic_tasks.definition.workflow import Workflow
 
 _NO_ID = re.compile(r"[^a-z0-9_]+")
+S = TypeVar("S")
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -60,20 +61,90 @@ item = Handle("item")
 """The item of a `for_each`; with `as_="person"` write `Handle("person")`."""
 
 
-class Flow:
-    """Collects inputs and nodes, and builds the workflow.
+class AddNode(Generic[S]):
+    """Adds nodes of one kind to a flow.
 
-    Options of all nodes:
-        id: by default made from the function's name.
-        for_each: the list to fan out over; `as_` names its item (default `item`).
-        when: Jinja expression over ids and `inputs`; false skips the node.
-        after: nodes that end first, without data from them.
-        retry: number of attempts, or the fields of `retry` in a file.
-        timeout: seconds, or a text such as `"5m"`.
-        on_failure: `"fail"`, `"skip"` or `{"default": VALUE}`.
-        detached: it runs although the output does not depend on it.
-        with_: arguments whose names are those of options.
+    Args:
+        add: takes the node's id, the name to make one from, and what a file would write.
+        describe: the name and the kind of a node for what is given first.
     """
+
+    def __init__(
+        self,
+        add: Callable[[str | None, str, dict[str, Any]], Handle],
+        describe: Callable[[S], tuple[str, dict[str, Any]]],
+    ) -> None:
+        self._add, self._describe = add, describe
+
+    def __call__(
+        self,
+        subject: S,
+        /,
+        *,
+        id: str | None = None,
+        for_each: Handle | str | None = None,
+        as_: str = "item",
+        when: str | None = None,
+        after: Iterable[Handle | str] = (),
+        retry: Any = None,
+        timeout: float | str | None = None,
+        on_failure: Any = None,
+        tags: Iterable[str] = (),
+        queue: str | None = None,
+        detached: bool = False,
+        description: str = "",
+        with_: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Adds the node with these arguments.
+
+        Args:
+            subject: what it runs.
+            id: by default made from the name of what it runs.
+            for_each: the list to fan out over; `as_` names its item (default `item`).
+            when: Jinja expression over ids and `inputs`; false skips the node.
+            after: nodes that end first, without data from them.
+            retry: number of attempts, or the fields of `retry` in a file.
+            timeout: seconds, or a text such as `"5m"`.
+            on_failure: `"fail"`, `"skip"` or `{"default": VALUE}`.
+            detached: it runs although the output does not depend on it.
+            with_: arguments whose names are those of options.
+        """
+        base, kind = self._describe(subject)
+        options = {
+            "for_each": str(for_each) if for_each is not None else None,
+            "as": as_ if as_ != "item" else None,
+            "when": when,
+            "after": [_node_name(node) for node in after] or None,
+            "retry": retry,
+            "timeout": timeout,
+            "on_failure": on_failure,
+            "tags": list(tags) or None,
+            "queue": queue,
+            "detached": detached or None,
+            "description": description or None,
+        }
+        given = {key: _plain(value) for key, value in {**arguments, **(with_ or {})}.items()}
+        said = {key: value for key, value in options.items() if value is not None}
+        return self._add(id, base, {**kind, "with": given, **said})
+
+
+def _tool_kind(function: Callable[..., Any] | str) -> tuple[str, dict[str, Any]]:
+    target = function if isinstance(function, str) else target_of(function)
+    return target.rpartition(":")[2], {"tool": target}
+
+
+def _task_kind(task: Any) -> tuple[str, dict[str, Any]]:
+    name = task if isinstance(task, str) else str(task.name)
+    return name, {"task": name}
+
+
+def _agent_kind(agent: AgentSpec) -> tuple[str, dict[str, Any]]:
+    return "agent", {"agent": agent}
+
+
+class Flow:
+    """Collects inputs and nodes, and builds the workflow."""
 
     def __init__(
         self, name: str, *, description: str = "", defaults: Mapping[str, Any] | None = None
@@ -103,91 +174,24 @@ class Flow:
         self._inputs[name] = schema
         return Handle("inputs", (name,))
 
-    def tool(
-        self,
-        function: Callable[..., Any] | str,
-        /,
-        *,
-        id: str | None = None,
-        for_each: Handle | str | None = None,
-        as_: str = "item",
-        when: str | None = None,
-        after: Iterable[Handle | str] = (),
-        retry: Any = None,
-        timeout: float | str | None = None,
-        on_failure: Any = None,
-        tags: Iterable[str] = (),
-        queue: str | None = None,
-        detached: bool = False,
-        description: str = "",
-        with_: Mapping[str, Any] | None = None,
-        **arguments: Any,
-    ) -> Handle:
+    @property
+    def tool(self) -> AddNode[Callable[..., Any] | str]:
         """Adds a call of a function of a module (or `"module:function"`) with these arguments.
 
         Raises:
             DefinitionError: workers cannot import the function.
         """
-        target = function if isinstance(function, str) else target_of(function)
-        options = _options(
-            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
-        )
-        return self._add(
-            id, target.rpartition(":")[2], {"tool": target}, {**arguments, **(with_ or {})}, options
-        )
+        return AddNode(self._add, _tool_kind)
 
-    def task(
-        self,
-        task: Any,
-        /,
-        *,
-        id: str | None = None,
-        for_each: Handle | str | None = None,
-        as_: str = "item",
-        when: str | None = None,
-        after: Iterable[Handle | str] = (),
-        retry: Any = None,
-        timeout: float | str | None = None,
-        on_failure: Any = None,
-        tags: Iterable[str] = (),
-        queue: str | None = None,
-        detached: bool = False,
-        description: str = "",
-        with_: Mapping[str, Any] | None = None,
-        **arguments: Any,
-    ) -> Handle:
+    @property
+    def task(self) -> AddNode[Any]:
         """Adds a Celery task, by its name or itself, with these keyword arguments."""
-        name = task if isinstance(task, str) else str(task.name)
-        options = _options(
-            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
-        )
-        return self._add(id, name, {"task": name}, {**arguments, **(with_ or {})}, options)
+        return AddNode(self._add, _task_kind)
 
-    def agent(
-        self,
-        agent: AgentSpec,
-        /,
-        *,
-        id: str | None = None,
-        for_each: Handle | str | None = None,
-        as_: str = "item",
-        when: str | None = None,
-        after: Iterable[Handle | str] = (),
-        retry: Any = None,
-        timeout: float | str | None = None,
-        on_failure: Any = None,
-        tags: Iterable[str] = (),
-        queue: str | None = None,
-        detached: bool = False,
-        description: str = "",
-        with_: Mapping[str, Any] | None = None,
-        **arguments: Any,
-    ) -> Handle:
+    @property
+    def agent(self) -> AddNode[AgentSpec]:
         """Adds an agent; its templates see the arguments by name, beside node ids, `inputs` and the item."""
-        options = _options(
-            for_each, as_, when, after, retry, timeout, on_failure, tags, queue, detached, description
-        )
-        return self._add(id, "agent", {"agent": agent}, {**arguments, **(with_ or {})}, options)
+        return AddNode(self._add, _agent_kind)
 
     def output(self, node: Handle | str) -> None:
         """Says whose output is the result of a run."""
@@ -205,24 +209,13 @@ class Flow:
             {**self._data, "inputs": dict(self._inputs), "nodes": dict(self._nodes), "output": self._output}
         )
 
-    def _add(
-        self,
-        id: str | None,
-        base: str,
-        kind: dict[str, Any],
-        arguments: Mapping[str, Any],
-        options: dict[str, Any],
-    ) -> Handle:
+    def _add(self, id: str | None, base: str, node: dict[str, Any]) -> Handle:
         name = id if id is not None else self._free_id(base)
         if name in self._nodes:
             raise DefinitionError(
                 [f"workflow {self._data['name']!r}: node {name!r} is there twice; give another id"]
             )
-        self._nodes[name] = {
-            **kind,
-            "with": {key: _plain(value) for key, value in arguments.items()},
-            **options,
-        }
+        self._nodes[name] = node
         return Handle(name)
 
     def _free_id(self, base: str) -> str:
@@ -232,39 +225,6 @@ class Flow:
             self._taken[base] = self._taken.get(base, 1) + 1
             name = f"{base}_{self._taken[base]}"
         return name
-
-
-def _options(
-    for_each: Handle | str | None,
-    as_: str,
-    when: str | None,
-    after: Iterable[Handle | str],
-    retry: Any,
-    timeout: float | str | None,
-    on_failure: Any,
-    tags: Iterable[str],
-    queue: str | None,
-    detached: bool,
-    description: str,
-) -> dict[str, Any]:
-    """The options of a node as a file writes them, without those that say nothing."""
-    return {
-        key: value
-        for key, value in (
-            ("for_each", str(for_each) if for_each is not None else None),
-            ("as", as_ if as_ != "item" else None),
-            ("when", when),
-            ("after", [_node_name(node) for node in after] or None),
-            ("retry", retry),
-            ("timeout", timeout),
-            ("on_failure", on_failure),
-            ("tags", list(tags) or None),
-            ("queue", queue),
-            ("detached", detached or None),
-            ("description", description or None),
-        )
-        if value is not None
-    }
 
 
 def _node_name(node: Handle | str) -> str:

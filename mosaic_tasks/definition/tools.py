@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mosaic_queues.errors import BindingError, DefinitionError
+from mosaic_tasks.definition.folding import FoldOptions, fold_options
 from mosaic_tasks.definition.grammar import AgentSpec, RetryRule
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import ANY, Schema, schema_of
@@ -56,12 +57,14 @@ class ToolSpec:
         function: what is called, with keyword arguments.
         mode: how it gives its result; what a generator yields becomes a list.
         options: from its decorator.
+        fold: what `@fold` says; such a function takes its state first, by position, and then its arguments.
     """
 
     def __init__(self, target: str, function: Callable[..., Any]) -> None:
         self.target, self.function = target, function
         self.mode: Mode = _mode(function)
         self.options: ToolOptions = getattr(function, _OPTIONS, ToolOptions())
+        self.fold: FoldOptions | None = fold_options(function)
 
     @cached_property
     def _adapters(self) -> dict[str, TypeAdapter[Any]]:
@@ -110,11 +113,11 @@ class ToolSpec:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """Its named arguments."""
+        """Its named arguments; without the state of a fold."""
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return {
             name: Parameter(name, parameter.default is inspect.Parameter.empty, self._hints.get(name, Any))
-            for name, parameter in self._signature.parameters.items()
+            for name, parameter in list(self._signature.parameters.items())[self.fold is not None :]
             if parameter.kind in named
         }
 
@@ -129,7 +132,9 @@ class ToolSpec:
         return tuple(
             name
             for name, part in self._signature.parameters.items()
-            if part.kind is inspect.Parameter.POSITIONAL_ONLY and part.default is inspect.Parameter.empty
+            if self.fold is None
+            and part.kind is inspect.Parameter.POSITIONAL_ONLY
+            and part.default is inspect.Parameter.empty
         )
 
     @cached_property
@@ -143,9 +148,14 @@ class ToolSpec:
         if self.options.output is not None:
             return self.options.output
         result = self._hints.get("return", Any)
+        if self.fold is not None:
+            return _FOLD_OUTPUTS[self.fold.output]
         if self.mode in ("generator", "async_generator"):
             return {"type": "array", "items": schema_of(_yielded(result), output=True)}
         return schema_of(result, output=True) if result is not Any else ANY
+
+
+_FOLD_OUTPUTS: dict[str, Schema] = {"items": {"type": "array"}, "text": {"type": "string"}, "state": ANY}
 
 
 def _names_model(annotation: Any) -> bool:
@@ -281,45 +291,39 @@ def tool(
     return mark if function is None else mark(function)
 
 
+class AgentOptions(TypedDict, total=False):
+    """What may be said of an agent beside its prompt.
+
+    Attributes:
+        system: Jinja template of the system message.
+        output: type (such as a pydantic model), `module:Model`, or JSON Schema of the answer; None: text.
+        model: PROVIDER:NAME.
+        temperature: of sampling.
+        max_tokens: of the answer.
+        seed: of sampling.
+        stop: texts that end the answer.
+    """
+
+    system: str
+    output: Any
+    model: str | None
+    temperature: float | None
+    max_tokens: int | None
+    seed: int | None
+    stop: Sequence[str]
+
+
 @overload
-def agent(
-    prompt: str | Callable[..., Any],
-    *,
-    system: str = "",
-    output: Any = None,
-    model: str | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-) -> AgentSpec: ...
+def agent(prompt: str | Callable[..., Any], **options: Unpack[AgentOptions]) -> AgentSpec: ...
 
 
 @overload
 def agent(
-    prompt: None = None,
-    *,
-    system: str = "",
-    output: Any = None,
-    model: str | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
+    prompt: None = None, **options: Unpack[AgentOptions]
 ) -> Callable[[Callable[..., Any]], AgentSpec]: ...
 
 
-def agent(
-    prompt: str | Callable[..., Any] | None = None,
-    *,
-    system: str = "",
-    output: Any = None,
-    model: str | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-) -> Any:
+def agent(prompt: str | Callable[..., Any] | None = None, **options: Unpack[AgentOptions]) -> Any:
     """An agent, from its prompt or as a decorator.
 
     As a decorator of a function the docstring is the prompt and the return annotation is the output:
@@ -330,23 +334,21 @@ def agent(
 
     Args:
         prompt: Jinja template.
-        system: Jinja template of the system message.
-        output: type (such as a pydantic model), `module:Model`, or JSON Schema of the answer; None: text.
-        model: PROVIDER:NAME.
-        temperature: of sampling.
-        max_tokens: of the answer.
-        seed: of sampling.
-        stop: texts that end the answer.
+        options: see `AgentOptions`.
 
     Returns:
         The agent's `AgentSpec`, or a decorator that makes one.
     """
 
+    unknown = sorted(options.keys() - AgentOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            f"agent() has no option {unknown[0]!r}{did_you_mean(unknown[0], AgentOptions.__annotations__)}"
+        )
+    output = options.get("output")
+
     def made(text: str, result: Any) -> AgentSpec:
-        return AgentSpec(
-            prompt=text, system=system, output=_output_of(result), model=model, temperature=temperature,
-            max_tokens=max_tokens, seed=seed, stop=tuple(stop),
-        )  # fmt: skip
+        return AgentSpec.model_validate({**options, "prompt": text, "output": _output_of(result)})
 
     def from_function(function: Callable[..., Any]) -> AgentSpec:
         text = inspect.getdoc(function)

@@ -7,20 +7,25 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import Any, Literal, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import NoPermissionError, OutOfMemoryError
 from redis.retry import Retry
 
-from mosaic_queues.errors import ConfigurationError, ServerUnavailable
+from mosaic_queues.errors import (
+    ConfigurationError,
+    ServerError,
+    ServerFull,
+    ServerRefused,
+    ServerUnavailable,
+)
 from mosaic_queues.server import ensure_server
 from mosaic_queues.settings import settings
-
-MINIMUM_VERSION = (6, 2)
 
 _SOCKET_SCHEME = "redis+socket"
 _SCHEMES = ("redis", "rediss", "unix", _SOCKET_SCHEME)
@@ -31,9 +36,11 @@ _RETRIES = 14  # with the backoff below some ten seconds in all
 _FIRST_RETRIES = 4
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 2.0
-_MAX_CLOCK_SKEW_MS = 1_000.0
 _SECRET_OPTIONS = frozenset({"password", "ssl_password"})
 _HIDDEN = "***"
+# A script's command that was refused comes as a plain error with one of these words in it.
+_FULL = "OOM command not allowed"
+_FORBIDDEN = ("ACL failure in script", "NOPERM", "The user executing the script can't")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +58,13 @@ class ServerUrls:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says about itself.
+    """What a server says about itself; `mosaic doctor` judges it.
 
     Attributes:
         version: of the Redis protocol that it speaks, such as (7, 2, 4).
         flavour: the program.
         flavour_version: the program's own version.
         maxmemory_bytes: its memory limit, 0 for none.
-        clock_skew_ms: its clock minus ours.
-        round_trip_ms: time of one small command.
     """
 
     version: tuple[int, ...]
@@ -70,22 +75,18 @@ class ServerFacts:
     maxmemory_bytes: int
     used_memory_bytes: int
     aof_enabled: bool
-    clock_skew_ms: float
-    round_trip_ms: float
 
-    def problems(self) -> list[str]:
-        """What is wrong with this server for us, a readable sentence each; empty when nothing is."""
-        found = {
-            f"the server speaks Redis {'.'.join(map(str, self.version))}, but 6.2 or later is needed; "
-            "upgrade it": self.version < MINIMUM_VERSION,
-            f"maxmemory-policy is {self.maxmemory_policy!r}, so the server may drop queues and runs when its "
-            "memory is full; set it to 'noeviction'": self.maxmemory_policy != "noeviction",
-            "the append-only file is off, so a restart of the server loses what it held; "
-            "set appendonly to 'yes'": not self.aof_enabled,
-            f"the server's clock differs from this machine's by {self.clock_skew_ms:.0f} ms; "
-            "synchronise both (NTP)": abs(self.clock_skew_ms) > _MAX_CLOCK_SKEW_MS,
-        }
-        return [sentence for sentence, applies in found.items() if applies]
+
+class Clock(NamedTuple):
+    """A server's clock against ours.
+
+    Attributes:
+        round_trip_ms: time of one small command.
+        skew_ms: its clock minus ours.
+    """
+
+    round_trip_ms: float
+    skew_ms: float
 
 
 def server_urls() -> ServerUrls:
@@ -170,28 +171,59 @@ def _redact_option(option: str) -> str:
 
 
 @contextlib.contextmanager
-def server_errors(url: str) -> Iterator[None]:
-    """Turn redis-py's connection errors into `ServerUnavailable`, which names the server and what to do."""
+def server_errors(url: str | None = None) -> Iterator[None]:
+    """Turn redis-py's errors that a user can do something about into a `ServerError` that says what.
+
+    Args:
+        url: of the server, for messages; that of `server_urls()` when None.
+
+    Raises:
+        ServerUnavailable: the server does not answer, or refuses the user or password.
+        ServerFull: its memory limit is reached.
+        ServerRefused: its user lacks a right.
+    """
     try:
         yield
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{redact(url)!r} has an option that the client does not know: {error}"
-        ) from error
-    except redis.AuthenticationError as error:
-        raise ServerUnavailable(
-            f"the server at {redact(url)!r} refuses the user or password ({error}); correct MOSAIC_REDIS_URL"
-        ) from error
-    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise ServerUnavailable(
-            f"the server at {redact(url)!r} does not answer ({_without_secrets(error, url)}); start it, "
-            "correct MOSAIC_REDIS_URL, or unset it to use the embedded server"
-        ) from error
+    except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
+        told = told_error(error, url or server_urls().redis_url)
+        if told is None:
+            raise
+        raise told from error
 
 
-def _without_secrets(error: Exception, url: str) -> str:
-    password = urlsplit(url).password
-    return str(error).replace(password, _HIDDEN) if password else str(error)
+def told_error(error: Exception, url: str | None = None) -> ServerError | None:
+    """What an error of redis-py means for a user; None when it is not about the state of the server.
+
+    Args:
+        url: of the server, to name it.
+    """
+    where, said = ("the server", str(error)) if url is None else _named(error, url)
+    if isinstance(error, redis.AuthenticationError):
+        return ServerUnavailable(f"{where} refuses the user or password ({said}); correct MOSAIC_REDIS_URL")
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return ServerUnavailable(
+            f"{where} does not answer ({said}); start it, correct MOSAIC_REDIS_URL, or unset it to use the "
+            "embedded server"
+        )
+    if isinstance(error, OutOfMemoryError) or _FULL in said:
+        return ServerFull(
+            f"{where} is full: its maxmemory is reached; raise maxmemory, or wait: runs that are over are dropped "
+            "after MOSAIC_RETENTION_S; mosaic doctor tells the limit and what is used"
+        )
+    if isinstance(error, NoPermissionError) or any(words in said for words in _FORBIDDEN):
+        return ServerRefused(
+            f"{where} forbids what is needed ({said}); give its user the right (ACL SETUSER), or name another "
+            "user in MOSAIC_REDIS_URL"
+        )
+    return None
+
+
+def _named(error: Exception, url: str) -> tuple[str, str]:
+    """The server and what it said, without its password."""
+    password, said = urlsplit(url).password, str(error)
+    if password:
+        said = said.replace(password, _HIDDEN).replace(unquote(password), _HIDDEN)
+    return f"the server at {redact(url)!r}", said
 
 
 def connect(url: str | None = None) -> redis.Redis:
@@ -207,9 +239,21 @@ def connect(url: str | None = None) -> redis.Redis:
         ServerUnavailable: nobody answers there, or it refuses us.
     """
     address = server_urls().redis_url if url is None else urls_of(url).redis_url
+    client = redis.Redis.from_url(address, retry=Retry(_backoff(), _RETRIES), **_options())
+    _check_options(client.connection_pool, address)
     with server_errors(address):
         _check(address)
-    return redis.Redis.from_url(address, retry=Retry(_backoff(), _RETRIES), **_options())
+    return client
+
+
+def _check_options(pool: Any, address: str) -> None:
+    """Refuse options in the URL that the client does not know, which it would tell at the first connection."""
+    try:
+        pool.make_connection()
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{redact(address)!r} has an option that the client does not know: {error}"
+        ) from error
 
 
 def _check(address: str) -> None:
@@ -226,7 +270,9 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     """The asyncio twin of `connect`. It does not contact the server yet: wrap its use in `server_errors`."""
     address = server_urls().redis_url if url is None else urls_of(url).redis_url
     retry = AsyncRetry(_backoff(), _RETRIES)
-    return redis.asyncio.Redis.from_url(address, retry=retry, **_options())
+    client = redis.asyncio.Redis.from_url(address, retry=retry, **_options())
+    _check_options(client.connection_pool, address)
+    return client
 
 
 def _backoff() -> ExponentialWithJitterBackoff:
@@ -243,13 +289,12 @@ def _options() -> dict[str, Any]:
 
 
 def server_facts(client: redis.Redis) -> ServerFacts:
-    """Ask a server what it is and how it is set up; `INFO` and `TIME` are all it takes.
+    """Ask a server what it is and how it is set up, by `INFO`.
 
     Raises:
         redis.RedisError: the server does not answer, or the user may not ask.
     """
     info: dict[str, Any] = client.info("everything")
-    round_trip_ms, skew_ms = _clock(client)
     valkey = info.get("valkey_version")
     return ServerFacts(
         version=tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3]),
@@ -260,19 +305,22 @@ def server_facts(client: redis.Redis) -> ServerFacts:
         maxmemory_bytes=int(info.get("maxmemory", 0)),
         used_memory_bytes=int(info.get("used_memory", 0)),
         aof_enabled=bool(info.get("aof_enabled", 0)),
-        clock_skew_ms=skew_ms,
-        round_trip_ms=round_trip_ms,
     )
 
 
-def _clock(client: redis.Redis) -> tuple[float, float]:
-    """Round trip, and server's clock minus ours at the middle of it, both in ms; the best of three."""
+def server_clock(client: redis.Redis) -> Clock:
+    """Compare a server's clock with ours, by `TIME`: the best of three.
+
+    Raises:
+        redis.RedisError: the server does not answer, or the user may not ask.
+    """
     return min(_read_clock(client) for _ in range(3))
 
 
-def _read_clock(client: redis.Redis) -> tuple[float, float]:
+def _read_clock(client: redis.Redis) -> Clock:
+    """Round trip, and the skew at the middle of it."""
     sent = time.time()
     seconds, microseconds = client.time()
     received = time.time()
     skew_s = seconds + microseconds / 1e6 - (sent + received) / 2.0
-    return (received - sent) * 1e3, skew_s * 1e3
+    return Clock(round_trip_ms=(received - sent) * 1e3, skew_ms=skew_s * 1e3)

@@ -4,9 +4,13 @@ MosaicError
  ├── ConfigurationError        a setting, a version or a server option is unusable
  ├── ServerError               the Redis-compatible server cannot serve us
  │    ├── ServerUnavailable    it does not answer
+ │    ├── ServerFull           its memory limit is reached
+ │    ├── ServerRefused        its user may not do what is needed
  │    └── ServerStartError     the embedded one could not be started
  ├── LedgerError               the ledger refused a transition
- │    └── UnknownRun           no such run (never opened, or past its retention)
+ │    ├── UnknownRun           no such run (never opened, or past its retention)
+ │    ├── ClaimLost            a call is not held by this claim any more; what it does is refused
+ │    └── IllegalTransition    a step that cannot follow on the last one
  ├── PayloadError              a value cannot be stored or read back
  │    ├── NotSerializable      the value has no msgpack form
  │    ├── PayloadTooLarge      larger than the configured cap
@@ -31,6 +35,8 @@ MosaicError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MosaicError(Exception):
     """Base of all errors of this project. `str(error)` is one readable sentence."""
@@ -48,6 +54,14 @@ class ServerUnavailable(ServerError):
     """The server does not answer."""
 
 
+class ServerFull(ServerError):
+    """The server's memory limit is reached, so it takes nothing more."""
+
+
+class ServerRefused(ServerError):
+    """The server's user lacks a right that is needed."""
+
+
 class ServerStartError(ServerError):
     """The embedded server could not be started."""
 
@@ -60,12 +74,30 @@ class UnknownRun(LedgerError):
     """No such run: never opened, or past its retention."""
 
 
+class ClaimLost(LedgerError):
+    """A call is not held by this claim any more; what it does is refused."""
+
+
+class IllegalTransition(LedgerError):
+    """A step that cannot follow on the last one."""
+
+
 class PayloadError(MosaicError):
     """A value cannot be stored or read back."""
 
 
 class NotSerializable(PayloadError):
-    """The value has no msgpack form."""
+    """The value has no msgpack form.
+
+    Attributes:
+        path: the keys and positions that lead to the part that has none.
+        reason: where and what that is, and what to do; goes on from the name of the value.
+    """
+
+    def __init__(self, path: Sequence[str | int], reason: str) -> None:
+        self.path = tuple(path)
+        self.reason = reason
+        super().__init__(f"result{reason}")
 
 
 class PayloadTooLarge(PayloadError):

@@ -12,8 +12,8 @@
 | bytearray, memoryview | bytes |
 
 Keys of a dict are str or int; the types above that come back as str, and enums of str or int, are converted.
-Lone surrogates in a str (bytes that were no UTF-8, read with `surrogateescape`) come back as U+FFFD, one for
-each. All else is refused with `NotSerializable`, which names the place inside the value.
+All else is refused with `NotSerializable`, which names the place inside the value; so is a str with a lone
+surrogate (bytes that were no UTF-8, read with `surrogateescape`), which no encoding could give back.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def encode(value: Any) -> bytes:
     if _is_plain(value, 0):
         try:
             return _encode(value)
-        except (OverflowError, UnicodeEncodeError):  # a huge int or a lone surrogate somewhere inside
+        except (OverflowError, UnicodeEncodeError):  # a huge int or a lone surrogate: told with its place
             return _encode(plain(value))
     return _encode(plain(value))
 
@@ -92,16 +92,11 @@ def _are_plain(items: Iterable[Any], depth: int) -> bool:
     return True
 
 
-def _clean(text: str) -> str:
-    return _SURROGATE.sub("\ufffd", str.__str__(text))
-
-
 _TO_TEXT: tuple[tuple[type | tuple[type, ...], Callable[[Any], str]], ...] = (
-    (str, _clean),
+    (str, str.__str__),
     ((datetime.datetime, datetime.date, datetime.time), lambda value: str(value.isoformat())),
     (datetime.timedelta, lambda value: str(msgspec.to_builtins(value))),
-    ((decimal.Decimal, uuid.UUID), str),
-    (pathlib.PurePath, lambda value: _clean(str(value))),
+    ((decimal.Decimal, uuid.UUID, pathlib.PurePath), str),
 )
 
 _TO_FIELDS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
@@ -115,7 +110,7 @@ class _Plain:
     """One conversion; knows where it is, for messages, and which containers are open, to notice cycles."""
 
     def __init__(self) -> None:
-        self._trail: list[str] = []
+        self._trail: list[str | int] = []
         self._open: set[int] = set()
 
     def convert(self, value: Any) -> Any:
@@ -127,13 +122,29 @@ class _Plain:
             return self._int(value)
         if isinstance(value, float):
             return float(value)
-        text = _text(value)
+        text = self._text(value)
         return self._container(value) if text is None else text
 
     def _int(self, value: int) -> int:
         if not _MIN_INT <= value <= _MAX_INT:
-            raise self._refuse(f"an int of {value.bit_length()} bits", "return it as a str, or as a float")
+            raise self._refuse(f"an int of {value.bit_length()} bits", "use a str or a float")
         return int(value)
+
+    def _text(self, value: Any) -> str | None:
+        """The text that stands for a value; None when the value is no such thing."""
+        for kinds, to_text in _TO_TEXT:
+            if isinstance(value, kinds):
+                return self._well_formed(to_text(value))
+        return None
+
+    def _well_formed(self, text: str) -> str:
+        lone = _SURROGATE.search(text)
+        if lone is not None:
+            raise self._refuse(
+                f"a text with the lone surrogate {lone.group()!r} at position {lone.start()}",
+                "decode it with errors='replace', or use bytes",
+            )
+        return text
 
     def _container(self, value: Any) -> Any:
         if isinstance(value, bytearray | memoryview):
@@ -142,7 +153,7 @@ class _Plain:
             if isinstance(value, set | frozenset):
                 return _ordered([self.convert(item) for item in value])
             if isinstance(value, list | tuple | deque):
-                return [self._at(f"[{index}]", item) for index, item in enumerate(value)]
+                return [self._at(index, item) for index, item in enumerate(value)]
             return self._fields(value)
 
     def _fields(self, value: Any) -> Any:
@@ -156,7 +167,7 @@ class _Plain:
                 return self._mapping(fields) if isinstance(fields, Mapping) else self.convert(fields)
         raise self._refuse(
             f"a value of type {_name(type(value))}",
-            "return str, int, float, bool, None, bytes, list, dict, a dataclass or a pydantic model",
+            "use str, int, float, bool, None, bytes, list, dict, a dataclass or a pydantic model",
         )
 
     def _mapping(self, fields: Mapping[Any, Any]) -> dict[str | int, Any]:
@@ -165,7 +176,7 @@ class _Plain:
             name = self._key(key)
             if name in found:
                 raise self._refuse(f"two keys that both become {name!r}", "make them differ")
-            found[name] = self._at(_step(name), item)
+            found[name] = self._at(name, item)
         return found
 
     def _key(self, key: Any) -> str | int:
@@ -173,15 +184,15 @@ class _Plain:
             return self._key(key.value)
         if isinstance(key, int) and not isinstance(key, bool):
             return self._int(key)
-        text = _text(key)
+        text = self._text(key)
         if text is None:
             raise self._refuse(
                 f"a dict with the key {_short(key)} of type {_name(type(key))}",
-                "use keys of type str or int, or return a list of pairs",
+                "use keys of type str or int, or a list of pairs",
             )
         return text
 
-    def _at(self, step: str, item: Any) -> Any:
+    def _at(self, step: str | int, item: Any) -> Any:
         self._trail.append(step)
         found = self.convert(item)
         self._trail.pop()
@@ -192,22 +203,15 @@ class _Plain:
         if id(value) in self._open:
             raise self._refuse(f"a {_name(type(value))} that contains itself", "break the cycle")
         if len(self._open) > MAX_DEPTH:
-            raise self._refuse(f"more than {MAX_DEPTH} levels of nesting", "return a flatter value")
+            raise self._refuse(f"more than {MAX_DEPTH} levels of nesting", "use a flatter value")
         self._open.add(id(value))
         yield
         self._open.discard(id(value))
 
     def _refuse(self, what: str, advice: str) -> NotSerializable:
-        steps = self._trail if len(self._trail) <= 12 else [*self._trail[:8], "...", *self._trail[-3:]]
-        return NotSerializable(f"result{''.join(steps)} holds {what}, which cannot be stored; {advice}")
-
-
-def _text(value: Any) -> str | None:
-    """The text that stands for a value; None when the value is no such thing."""
-    for kinds, to_text in _TO_TEXT:
-        if isinstance(value, kinds):
-            return to_text(value)
-    return None
+        steps = [_step(step) for step in self._trail]
+        place = "".join(steps if len(steps) <= 12 else [*steps[:8], "...", *steps[-3:]])
+        return NotSerializable(self._trail, f"{place} holds {what}, which cannot be stored; {advice}")
 
 
 def _ordered(items: list[Any]) -> list[Any]:

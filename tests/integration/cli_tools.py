@@ -17,3 +17,11 @@ def join(parts: list[str]) -> str:
 
 def broken(parts: list[str]) -> str:
     raise ValueError("no such luck")
+
+
+def misnamed() -> str:
+    raise ValueError(b"Jos\xe9".decode(errors="surrogateescape"))
+
+
+def names() -> list[dict[str, str]]:
+    return [{"name": b"Jos\xe9".decode(errors="surrogateescape")}]

@@ -1,0 +1,74 @@
+"""The command that reads a node's output while it is written: stream."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mosaic_queues.errors import RunCancelled, RunFailed
+from mosaic_tasks.cli.options import RunArgument, utf8
+from mosaic_tasks.cli.output import print_json_line
+
+if TYPE_CHECKING:
+    from mosaic_tasks.client import Run, StreamEvent
+
+
+def stream(
+    run_id: RunArgument,
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="NODE", callback=utf8, help="A node's name; without it: the output node."),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", callback=utf8, help="Begin after the event with this id.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
+) -> None:
+    """Print what a node puts out, as it comes.
+
+    Text is printed as it is, items as one JSON document a line. What the node takes back is told on stderr. With --json
+    each line is one event; its `id` is what --after takes, to go on where a reader stopped.
+
+    Exit code 1: the run failed before the node's end. 6: it was cancelled.
+
+    \b
+    Examples:
+      mosaic stream 0193d5c8-...
+      mosaic stream 0193d5c8-... sections --json
+    """
+    from mosaic_tasks.client import get_run
+
+    run, last = get_run(run_id), None
+    with run.stream(node, after=after) as events:
+        for event in events:
+            (print_json_line if as_json else _print)(event)
+            last = event
+    if last is None or last.kind != "end":
+        _conclude(run)
+
+
+def _print(event: StreamEvent) -> None:
+    match event.kind:
+        case "text":
+            sys.stdout.write(event.value)
+            sys.stdout.flush()
+        case "items":
+            for item in event.value:
+                print_json_line(item)
+        case "value":
+            print_json_line(event.value)
+        case "retract":
+            typer.echo(f"\nmosaic: {event.node} takes back what it said from {event.offset} on", err=True)
+        case "end":
+            return
+
+
+def _conclude(run: Run) -> None:
+    """Raises what a run came to that ended before its node."""
+    record = run.record()
+    if record.status == "failed":
+        raise RunFailed(f"run {run.id} failed: {record.error}; more: mosaic explain {run.id}")
+    if record.status == "cancelled":
+        raise RunCancelled(f"run {run.id} was cancelled: {record.error or 'no reason given'}")
