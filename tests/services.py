@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import psutil
 import pytest
 from redis import Redis
 from redis.backoff import ConstantBackoff
+from redis.client import PubSub
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from mosaic_queues.connection import ServerUrls, urls_of
@@ -86,6 +89,49 @@ def _own_server() -> Iterator[str]:
         process.kill()
         process.wait()
         shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def key_events(client: Redis, kinds: str) -> Iterator[Iterator[tuple[str, str]]]:
+    """What happens to the server's keys, as it happens: (event, key); ends after `READY_S` of silence.
+
+    Args:
+        kinds: classes of events, in the letters of `notify-keyspace-events`.
+    """
+    option = "notify-keyspace-events"
+    try:
+        (before,) = client.config_get(option).values()
+    except ResponseError as error:
+        missing(f"a test server that lets us listen to its keys ({error})")
+    with client.pubsub() as heard:
+        heard.psubscribe("__keyevent@*__:*")
+        heard.get_message(timeout=READY_S)  # the subscription itself
+        client.config_set(option, f"E{kinds}")
+        try:
+            yield _heard(heard)
+        finally:
+            client.config_set(option, before)
+
+
+def _heard(subscriber: PubSub) -> Iterator[tuple[str, str]]:
+    while (message := subscriber.get_message(timeout=READY_S)) is not None:
+        yield message["channel"].decode().rpartition(":")[2], message["data"].decode()
+
+
+def await_exit(pid: int, timeout_s: float = STOP_S) -> None:
+    """Wait until a process ended, ours or not; on Linux one that nobody reaps has. Fail when it does not."""
+    try:
+        if sys.platform != "linux":
+            psutil.Process(pid).wait(timeout_s)
+            return
+        fd = os.pidfd_open(pid)
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return
+    try:
+        if not select.select([fd], [], [], timeout_s)[0]:
+            pytest.fail(f"the process {pid} still runs after {timeout_s:g} s", pytrace=False)
+    finally:
+        os.close(fd)
 
 
 class Worker:
@@ -232,9 +278,13 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """Stop them all, asking all before waiting for any, and print their logs, which failures show."""
         for worker in self._started:
             worker.signal(signal.SIGTERM)
         for worker in self._started:
             worker.stop()
             print(f"--- log of {worker.name}\n{worker.log}")
+        self._started.clear()

@@ -21,8 +21,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from mosaic_queues.keys import Keys
+from mosaic_queues.per_server import PerServer
 
 log = structlog.get_logger(__name__)
+
+FORGET_AFTER_MS = 60_000
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -50,7 +53,7 @@ def incarnation(host: str | None = None) -> str:
 
 
 class Liveness:
-    """Renews this process's key from a daemon thread until `stop`.
+    """Renews this process's key from a daemon thread until `stop`, or until the last one who joined it left.
 
     Args:
         expiry_s: a process silent for so long is dead; the key is renewed four times in that time.
@@ -69,8 +72,10 @@ class Liveness:
     ) -> None:
         self._client, self._keys, self._expiry_s = client, keys, expiry_s
         self._on_beat = on_beat
+        self._users = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._renewed = 0.0
         self.process = Process(
             name=incarnation(),
             host=socket.gethostname(),
@@ -86,13 +91,34 @@ class Liveness:
         return self.process.name
 
     def start(self) -> None:
-        """Renews once, so that claims may follow, and starts the thread."""
+        """Renews once, so that claims may follow, and starts the thread; others may join from now on."""
         self.renew()
+        with _running.lock:
+            _running.get(self._client, self._keys.namespace, lambda: self)
+            self._users += 1
         self._thread = threading.Thread(target=self._beat, name="mosaic-liveness", daemon=True)
         self._thread.start()
 
+    def join(self) -> None:
+        """Keeps it alive until one more `leave`; starts it when it does not run yet."""
+        with _running.lock:
+            if self._thread is None:
+                self.start()
+            else:
+                self._users += 1
+
     def stop(self) -> None:
-        """Stops the thread and says goodbye: what is still claimed is re-issued at once."""
+        """Ends the calls of `on_beat`, and leaves."""
+        self._on_beat = None
+        self.leave()
+
+    def leave(self) -> None:
+        """The last one stops the thread and says goodbye: what is still claimed is re-issued at once."""
+        with _running.lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            _running.drop(self)
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -105,11 +131,21 @@ class Liveness:
 
     def renew(self) -> None:
         """Prolongs this process's key."""
-        expiry_ms = int(self._expiry_s * 1000)
+        expiry_ms, begun = int(self._expiry_s * 1000), time.monotonic()
         with self._client.pipeline(transaction=False) as pipe:
             pipe.set(self._keys.holder(self.name), msgspec.json.encode(self.process), px=expiry_ms)
             pipe.zadd(self._keys.holders, {self.name: int(time.time() * 1000) + expiry_ms})
             pipe.execute()
+        self._renewed = begun
+
+    def assure(self) -> None:
+        """Renews at once when the key may have expired: what counts as dead loses its claims, again and again.
+
+        Raises:
+            redis.RedisError: the server is away or full, so that nothing can be claimed now.
+        """
+        if time.monotonic() - self._renewed > self._expiry_s / 2:
+            self.renew()
 
     def _forget(self, name: str) -> None:
         self._client.delete(self._keys.holder(name))
@@ -119,10 +155,21 @@ class Liveness:
         while not self._stopped.wait(self._expiry_s / 4):
             try:
                 self.renew()
-                if self._on_beat is not None:
-                    self._on_beat()
+                if (on_beat := self._on_beat) is not None:
+                    on_beat()
             except Exception:
                 log.exception("liveness.renew", what="cannot renew, the next beat tries again")
+
+
+_running: PerServer[Liveness] = PerServer()
+
+
+def join_liveness(client: Redis, keys: Keys, *, expiry_s: float) -> Liveness:
+    """The liveness of this process on a server, started when there is none. `leave` it in the end."""
+    with _running.lock:
+        found = _running.get(client, keys.namespace, lambda: Liveness(client, keys, expiry_s=expiry_s))
+        found.join()
+    return found
 
 
 def live_processes(client: Redis, keys: Keys) -> list[Process]:
@@ -137,9 +184,9 @@ def live_processes(client: Redis, keys: Keys) -> list[Process]:
     return [msgspec.json.decode(raw, type=Process) for raw in found if raw]
 
 
-def forget_dead(client: Redis, keys: Keys, *, before_ms: int) -> None:
+def forget_dead(client: Redis, keys: Keys, *, now_ms: int) -> None:
     """Drops names whose key is gone from the index; scores are clocks of many machines, so the key decides."""
-    names = cast("list[bytes]", client.zrangebyscore(keys.holders, "-inf", before_ms))
+    names = cast("list[bytes]", client.zrangebyscore(keys.holders, "-inf", now_ms - FORGET_AFTER_MS))
     gone = [name for name in names if not client.exists(keys.holder(name.decode()))]
     if gone:
         client.zrem(keys.holders, *gone)

@@ -174,6 +174,11 @@ def stored_key(namespace: str) -> str:
     return f"{namespace}:stored"
 
 
+def stored_bytes_key(namespace: str) -> str:
+    """The sorted set of what the objects of runs take, in bytes."""
+    return f"{namespace}:stored_bytes"
+
+
 def expire_objects(
     client: redis.Redis,
     now_s: float | None = None,
@@ -193,12 +198,14 @@ def expire_objects(
         objects: where they lie; the settings' when None.
         limit: how many runs at most.
     """
-    key = stored_key(namespace or settings().namespace)
+    space = namespace or settings().namespace
+    key = stored_key(space)
     now_ms = int((time.time() if now_s is None else now_s) * 1e3)
     store = objects or open_objects()
     expired = client.zrangebyscore(key, "-inf", now_ms, start=0, num=limit)
     for run_id in cast("list[bytes]", expired):
         store.delete_prefix(run_id.decode())
+        client.zrem(stored_bytes_key(space), run_id)
         client.zrem(key, run_id)
     return len(expired)
 

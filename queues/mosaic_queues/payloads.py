@@ -9,6 +9,7 @@ An envelope's first byte tells where the value is:
 | 0x02 | a reference to a field of the hash `{namespace}:{run_id}:blobs` |
 | 0x03 | a reference to the object `run_id/id` of the object store |
 | 0x10 | no value: the node was skipped; the reason, UTF-8 |
+| 0x11 | no value: that part of an output does not exist; the reason, UTF-8 |
 
 A reference's id is the content hash (blake2b, 16 bytes) of the stored bytes and so their checksum as well:
 reading verifies it, and the same value written twice by a repeated attempt is stored once.
@@ -25,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import msgspec
 
 from mosaic_queues.errors import PayloadCorrupt, PayloadTooLarge
-from mosaic_queues.objects import ObjectStore, open_objects, stored_key
+from mosaic_queues.keys import Keys
+from mosaic_queues.objects import ObjectStore, open_objects, stored_bytes_key, stored_key
+from mosaic_queues.scripts import Script
 from mosaic_queues.settings import settings
 from mosaic_queues.values import encode
 
@@ -38,11 +41,13 @@ _ZSTD = 0x01
 _BLOB = 0x02
 _OBJECT = 0x03
 _SKIPPED = 0x10
+_ABSENT = 0x11
 
 _RAW_BYTE = bytes([_RAW])
 _COMPRESS_ABOVE = 512
 _DIGEST_BYTES = 16
-_MAX_RUN_S = 7 * 86_400.0
+_UNOPENED_MS = 3_600_000
+"""What is stored for a run that is not open (yet) goes after this, unless the run opens."""
 
 
 class _Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -103,7 +108,8 @@ class PayloadStore:
         redis_bytes: the server holds values up to this (compressed) size, the object store larger ones.
         max_payload_bytes: values whose msgpack form is larger are refused.
         objects: the object store; the settings' one, opened when first needed, if None.
-        max_run_s: how long stored values are kept, counted from the last one written, unless told otherwise.
+        max_run_object_bytes: what the objects of one run may take together; one written again counts again.
+        keep_s: how long objects are kept, counted from the last one written, unless told otherwise.
     """
 
     def __init__(
@@ -114,17 +120,20 @@ class PayloadStore:
         inline_bytes: int,
         redis_bytes: int,
         max_payload_bytes: int,
+        max_run_object_bytes: int,
+        keep_s: float,
         objects: ObjectStore | None = None,
-        max_run_s: float = _MAX_RUN_S,
     ) -> None:
         self._client = client
         self._namespace = namespace
+        self._keys = Keys(namespace)
         self._inline_bytes = inline_bytes
         self._small_bytes = min(_COMPRESS_ABOVE, inline_bytes, max_payload_bytes)
         self._redis_bytes = redis_bytes
         self._max_bytes = max_payload_bytes
         self._lazy_objects = objects
-        self._max_run_ms = int(max_run_s * 1e3)
+        self._max_run_object_bytes = max_run_object_bytes
+        self._keep_ms = int(keep_s * 1e3)
 
     @classmethod
     def from_settings(cls, client: redis.Redis) -> Self:
@@ -136,7 +145,8 @@ class PayloadStore:
             inline_bytes=chosen.inline_bytes,
             redis_bytes=chosen.redis_bytes,
             max_payload_bytes=chosen.max_payload_bytes,
-            max_run_s=chosen.max_run_s,
+            max_run_object_bytes=chosen.max_run_object_bytes,
+            keep_s=chosen.max_run_s + chosen.retention_s,
         )
 
     def pack(self, run_id: str, value: Any) -> bytes:
@@ -146,7 +156,7 @@ class PayloadStore:
 
         Raises:
             NotSerializable: it has no msgpack form; the message names the place inside the value.
-            PayloadTooLarge: it is larger than the cap.
+            PayloadTooLarge: it is larger than the cap, or the run's objects are with it.
             PayloadError: the object store refused it.
         """
         data = encode(value)
@@ -183,6 +193,22 @@ class PayloadStore:
         """Why the node was skipped; None when it was not."""
         return envelope[1:].decode("utf-8", "replace") if envelope[:1] == b"\x10" else None
 
+    @staticmethod
+    def stored_bytes(envelope: bytes) -> int:
+        """What an envelope takes of the server, with the value that it refers to."""
+        referred = _reference(envelope).stored_bytes if envelope[:1] == b"\x02" else 0
+        return len(envelope) + referred
+
+    @staticmethod
+    def missing(reason: str) -> bytes:
+        """The envelope of a part of an output that does not exist."""
+        return bytes([_ABSENT]) + reason.encode("utf-8", "replace")
+
+    @staticmethod
+    def is_missing(envelope: bytes) -> str | None:
+        """Why the part does not exist; None when it does."""
+        return envelope[1:].decode("utf-8", "replace") if envelope[:1] == b"\x11" else None
+
     def keep_objects_until(self, run_id: str, expires_s: float) -> None:
         """Say when the run's objects may be deleted (seconds since the epoch); nothing when it has none."""
         self._client.zadd(stored_key(self._namespace), {run_id: int(expires_s * 1e3)}, xx=True)
@@ -209,20 +235,25 @@ class PayloadStore:
         return bytes([place]) + _encode_reference(reference)
 
     def _write_blob(self, run_id: str, reference: _Reference, stored: bytes) -> None:
-        """Blobs live as long as their run; those of a run that is gone, or not open yet, by their own expiry."""
-        key = self._blobs_key(run_id)
-        with self._client.pipeline(transaction=True) as pipeline:
-            pipeline.hset(key, reference.id, stored)
-            pipeline.pttl(key)
-            pipeline.pttl(f"{self._namespace}:{{{run_id}}}:run")
-            _, own_ms, run_ms = pipeline.execute()
-        if own_ms < 0:
-            self._client.pexpire(key, run_ms if run_ms > 0 else self._max_run_ms)
+        argument = {"id": reference.id, "unopened_ms": _UNOPENED_MS}
+        _STORE_BLOB(self._client, self._keys.run(run_id), argument, (stored,))
 
     def _write_object(self, run_id: str, reference: _Reference, stored: bytes) -> None:
         # Registered first: a crash between leaves a registration without an object, never an orphan.
-        expires_ms = int(time.time() * 1e3) + self._max_run_ms
-        self._client.zadd(stored_key(self._namespace), {run_id: expires_ms})
+        expires_ms = int(time.time() * 1e3) + self._keep_ms
+        sizes = stored_bytes_key(self._namespace)
+        with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.zadd(stored_key(self._namespace), {run_id: expires_ms})
+            pipeline.zincrby(sizes, reference.stored_bytes, run_id)
+            pipeline.pexpire(sizes, self._keep_ms)
+            _, total, _ = pipeline.execute()
+        if total > self._max_run_object_bytes:
+            self._client.zincrby(sizes, -reference.stored_bytes, run_id)
+            raise PayloadTooLarge(
+                f"with this value of {reference.stored_bytes} bytes the run's objects take {total:.0f} bytes, the cap "
+                f"is {self._max_run_object_bytes}; return a reference to it (a path, a URL), or raise "
+                "MOSAIC_MAX_RUN_OBJECT_BYTES"
+            )
         self._objects().put(f"{run_id}/{reference.id}", stored)
 
     def _read_blobs(self, run_id: str, envelopes: Iterable[bytes]) -> Mapping[str, bytes | None]:
@@ -230,7 +261,7 @@ class PayloadStore:
         if not wanted:
             return {}
         fields = list(wanted)
-        found = self._client.hmget(self._blobs_key(run_id), fields)
+        found = self._client.hmget(self._keys.run(run_id)[4], fields)
         return dict(zip(fields, cast("list[bytes | None]", found), strict=True))
 
     def _open(self, run_id: str, envelope: bytes, blobs: Mapping[str, bytes | None]) -> Any:
@@ -269,9 +300,6 @@ class PayloadStore:
             self._lazy_objects = open_objects()
         return self._lazy_objects
 
-    def _blobs_key(self, run_id: str) -> str:
-        return f"{self._namespace}:{{{run_id}}}:blobs"
-
 
 def _shrink(data: bytes) -> tuple[int, bytes]:
     """The codec and the bytes to store: compressed when that saves an eighth."""
@@ -294,3 +322,6 @@ def _decode(data: bytes) -> Any:
         return _decode_value(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PayloadCorrupt(f"a payload of {len(data)} bytes is not msgpack: {error}") from error
+
+
+_STORE_BLOB = Script("store_blob")

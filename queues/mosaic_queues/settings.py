@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
     retention_s: float = Field(default=86_400.0, gt=0, description="how long a finished run is kept")
     max_run_s: float = Field(
-        default=7 * 86_400.0, gt=0, description="an unfinished run older than this is dropped"
+        default=7 * 86_400.0, gt=0, description="an unfinished run older than this fails"
     )
 
     inline_bytes: int = Field(default=4_096, ge=0, description="payloads up to this stay beside the state")
@@ -47,6 +47,14 @@ class Settings(BaseSettings):
         description="payloads up to this stay in the server, larger ones go to the object store",
     )
     max_payload_bytes: int = Field(default=1_073_741_824, gt=0, description="larger values are refused")
+    max_run_bytes: int = Field(
+        default=1_073_741_824,
+        gt=0,
+        description="a run whose state, outputs, events, chunks and payloads take more of the server fails",
+    )
+    max_run_object_bytes: int = Field(
+        default=17_179_869_184, gt=0, description="a run whose objects outside the server take more fails"
+    )
     max_nodes: int = Field(default=50_000, gt=0, description="larger workflows are refused")
 
     max_items: int = Field(default=100_000, gt=0, description="a fan-out over more items is refused")

@@ -1,12 +1,13 @@
 """Loaded into a worker or client (`celery -I`): ends the process, or loses an answer, at a chosen place, once.
 
-KILL_AT names the place, KILL_FLAG a file that says that it happened.
+KILL_AT names the place, KILL_FLAG a file that says that it happened, KILL_CALL the only call whose claim counts.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,28 @@ def _after(owner: Any, name: str, *, when: Callable[[Any], bool]) -> None:
     setattr(owner, name, killed)
 
 
-def _lose_answer(owner: Any, name: str, *, when: Callable[[Any], bool]) -> None:
+class _Line(threading.local):
+    """This thread's line to the server; so many of its next words do not get there."""
+
+    down = 0
+
+
+_line = _Line()
+
+
+def _through_line(owner: Any, name: str) -> None:
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def called(*args: Any, **options: Any) -> Any:
+        if _line.down:
+            _line.down -= 1
+            raise ConnectionError("the connection was lost")
+        return original(*args, **options)
+
+    setattr(owner, name, called)
+
+
+def _lose_answer(owner: Any, name: str, *, when: Callable[[Any], bool], then_down: int = 0) -> None:
     """The transition happens, and its answer does not come: once."""
     original: Callable[..., Any] = getattr(owner, name)
 
@@ -55,10 +77,16 @@ def _lose_answer(owner: Any, name: str, *, when: Callable[[Any], bool]) -> None:
         flag = Path(os.environ["KILL_FLAG"])
         if when(answer) and not flag.exists():
             flag.touch()
+            _line.down = then_down
             raise ConnectionError("the answer was lost")
         return answer
 
     setattr(owner, name, lost)
+
+
+def _claims(answer: Any) -> bool:
+    wanted = os.environ.get("KILL_CALL")
+    return any(wanted in (None, claim.call) for claim in answer.claimed)
 
 
 match os.environ["KILL_AT"]:
@@ -67,7 +95,7 @@ match os.environ["KILL_AT"]:
     case "before_publish_chord":
         _before(Outbox, "publish_chord")
     case "after_claim":
-        _after(Ledger, "advance", when=lambda answer: bool(answer.claimed))
+        _after(Ledger, "advance", when=_claims)
     case "before_record":
         _before(Ledger, "advance")
     case "after_record":
@@ -77,7 +105,11 @@ match os.environ["KILL_AT"]:
     case "after_open":
         _after(Ledger, "open_run", when=lambda _answer: True)
     case "lose_claim":
-        _lose_answer(Ledger, "advance", when=lambda answer: bool(answer.claimed))
+        _lose_answer(Ledger, "advance", when=_claims)
+    case "lose_connection":
+        for word in ("advance", "live_calls"):
+            _through_line(Ledger, word)
+        _lose_answer(Ledger, "advance", when=_claims, then_down=2)
     case "lose_record":
         _lose_answer(Ledger, "advance", when=lambda answer: not answer.claimed)
     case "lose_expand":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
-from redis import Redis
 
 from tests.integration.chord_app import client_of, happened
 from tests.services import ServerForTests, Workers
@@ -158,21 +156,11 @@ def outcome(app: Celery, canvas: Canvas) -> Any:
     return type(result) if isinstance(result, Exception) else result
 
 
-def keys_left(client: Redis) -> list[bytes]:
-    """Our keys of chords, once the last body's receipt was noted."""
-    deadline = time.monotonic() + 5
-    while keys := [key for key in client.scan_iter(match="mosaic:chord*") if not key.endswith(b":sweeper")]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    return keys
-
-
 @pytest.fixture(scope="module")
 def outcomes(
     redis_server: ServerForTests, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """All cases on both backends: backend, case, result."""
+    """All cases on both backends: backend, case, result; and what is left when their workers have ended."""
     found: dict[str, dict[str, Any]] = {}
     for name, prefix in {"stock": "", "ours": "mosaic+"}.items():
         with Workers(redis_server.urls, Path(tmp_path_factory.mktemp(name))) as workers:
@@ -182,7 +170,7 @@ def outcomes(
             with client_of(broker, prefix + broker, name) as app:
                 found[name] = {case: outcome(app, canvas) for case, (canvas, _) in CASES.items()}
                 found[name]["errbacks"] = redis_server.client.lrange(happened(app, "errors"), 0, -1)
-            found[name]["keys"] = keys_left(redis_server.client)
+        found[name]["keys"] = redis_server.client.keys("mosaic:chord*")
         redis_server.client.flushdb()
     return found
 
