@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.client import Run, asubmit, get_run, list_runs, submit
     from mosaic_tasks.definition.builder import Flow
     from mosaic_tasks.definition.compiling import compile_workflow
+    from mosaic_tasks.definition.folding import fold
     from mosaic_tasks.definition.tools import agent, tool
     from mosaic_tasks.definition.workflow import Workflow
 
@@ -48,6 +49,7 @@ _HOMES = {
     "agent": "mosaic_tasks.definition.tools",
     "asubmit": "mosaic_tasks.client",
     "compile_workflow": "mosaic_tasks.definition.compiling",
+    "fold": "mosaic_tasks.definition.folding",
     "get_run": "mosaic_tasks.client",
     "install": "mosaic_tasks.app",
     "list_runs": "mosaic_tasks.client",
@@ -73,6 +75,7 @@ __all__ = [
     "agent",
     "asubmit",
     "compile_workflow",
+    "fold",
     "get_run",
     "install",
     "list_runs",

@@ -18,3 +18,4 @@ result_expires = 3600
 
 if settings().namespace != "mosaic":
     broker_transport_options = {"global_keyprefix": f"{settings().namespace}:"}
+    result_backend_transport_options = broker_transport_options

@@ -11,17 +11,21 @@ from typing import Any
 
 from celery import Celery
 
-from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
+from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.execution.redoing import redo_of
 from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import RunView, project
+from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent, part_of
 from mosaic_tasks.submission import submit_to
 
 WORKER_CHECK_S = 1.0
@@ -132,6 +136,39 @@ class Run:
             if event is not None:
                 after = event.id
 
+    def stream(self, node: str | None = None, *, after: str | None = None, follow: bool = True) -> Reading:
+        """What a node puts out, as it comes: an iterator of `StreamEvent`.
+
+        It ends after the event `end`, and without one when the run failed or was cancelled before the node closed.
+        Where it is left earlier, close it, from any thread, or use it in a `with`.
+
+        Args:
+            node: its name; default: the output node.
+            after: the id of the last event already seen.
+            follow: False: what is there now, and no more.
+
+        Raises:
+            InputError: the workflow has no such node, or `after` is no id of its events.
+        """
+        return Reading(self._process.ledger, lambda: self._part(node, after), follow=follow)
+
+    def astream(
+        self, node: str | None = None, *, after: str | None = None, follow: bool = True
+    ) -> AsyncReading:
+        """`stream` for coroutines: `async for`, and `async with` where it is left earlier. Raises with the first event."""
+        return AsyncReading(self._process.ledger, lambda: self._part(node, after), follow=follow)
+
+    def _part(self, node: str | None, after: str | None) -> Part:
+        """How a node is read."""
+        prepared, process = self._process.plan_of(self.id), self._process
+        names = {each.name: number for number, each in enumerate(prepared.plan.nodes)}
+        number = prepared.plan.output if node is None else names.get(node)
+        if number is None:
+            raise InputError(f"the workflow has no node {node!r}{did_you_mean(str(node), names)}")
+        read = prepared.plan.nodes[number]
+        source = Source(process.ledger, process.payloads, self.id, number, read.name)
+        return part_of(source, read, is_read=bool(prepared.readers(str(number))), after=after)
+
     def wait(self, timeout_s: float | None = None, *, no_worker_s: float | None = 5.0) -> RunRecord:
         """Waits for the run's end.
 
@@ -224,6 +261,22 @@ class Run:
             return None
         return self._process.payloads.unpack(self.id, envelope)
 
+    def rerun(self, node: str) -> None:
+        """Runs a node and all that depends on it again, in a new epoch; the rest is kept. The run may be over or not.
+
+        Raises:
+            KeyError: the workflow has no such node.
+            UnknownRun: the run is past its retention.
+        """
+        plan = self._process.plan_of(self.id)
+        numbers = {each.name: number for number, each in enumerate(plan.plan.nodes)}
+        if node not in numbers:
+            raise KeyError(f"workflow {plan.plan.name!r} has no node {node!r}{did_you_mean(node, numbers)}")
+        self._process.redo(self.id, redo_of(plan, [numbers[node]]), holder=self._process.holder)
+
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""
         return self._process.ledger.end_run(self.id, "cancelled", reason)
+
+
+__all__ = ["Run", "StreamEvent", "asubmit", "get_run", "list_runs", "submit"]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
+from mosaic_queues.connection import server_errors
+from mosaic_queues.errors import InputError, NotSerializable
+from mosaic_queues.ledger import Group, Release
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.registry import configured
 from mosaic_tasks.execution.prepared import PreparedPlan
-from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.execution.process import Process, ledger_url, process_for
 
 
 def submit_to(
@@ -25,12 +28,15 @@ def submit_to(
 
     Returns:
         The run id; of the earlier run, when the idempotency key is known.
+
+    Raises:
+        ServerError: the server does not answer, is full, or its user lacks a right.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
     values = definition.validate_inputs(inputs or {})
-    return open_run(
-        process_for(app), compile_workflow(definition, default_model=configured()), values, key=key
-    )
+    plan = compile_workflow(definition, default_model=configured())
+    with server_errors(ledger_url(app)):
+        return open_run(process_for(app), plan, values, key=key)
 
 
 def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: str | None = None) -> str:
@@ -38,31 +44,50 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
 
     Crash-safe in its order: plan, index, ledger, messages; from wherever it stops the sweeper or a second submission
     with the same key goes on.
+
+    Raises:
+        InputError: an input holds what cannot be stored.
     """
     config, ledger = process.settings, process.ledger
     run_id = new_run_id()
     if key is not None:
-        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s)
+        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s + config.retention_s)
+    packed = _pack_inputs(process, run_id, inputs)
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
     ledger.store_plan(prepared.hash, data, keep_s=config.max_run_s + config.retention_s)
-    ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=config.max_run_s)
+    ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=config.max_run_s + config.retention_s)
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,
         plan=prepared.hash,
         name=plan.name,
-        inputs=process.payloads.pack(run_id, dict(inputs)),
+        inputs=packed,
         roots=roots,
         retention_s=config.retention_s,
         max_run_s=config.max_run_s,
     )
     if opened:
         ledger.list_run(
-            run_id, now_ms=process.now_ms(), keep_s=config.max_run_s
+            run_id, now_ms=process.now_ms(), keep_s=config.max_run_s + config.retention_s
         )  # a slow opening may be unlisted
-        process.publish(run_id, prepared, roots)
+        process.publish(run_id, prepared, ready_at_once(roots))
     return run_id
+
+
+def _pack_inputs(process: Process, run_id: str, inputs: Mapping[str, Any]) -> bytes:
+    try:
+        return process.payloads.pack(run_id, dict(inputs))
+    except NotSerializable as error:
+        raise InputError(f"input {error.path[0]!r}: inputs{error.reason}") from error
+
+
+def ready_at_once(groups: Sequence[Release]) -> list[Group]:
+    """The calls to publish when a run opens; mailboxes wait for chunks."""
+    ready = [
+        (group[0], [call for call in group[1] if len(group) == 2 or call not in group[2]]) for group in groups
+    ]
+    return [(queue, calls) for queue, calls in ready if calls]
 
 
 def new_run_id() -> str:

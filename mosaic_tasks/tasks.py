@@ -1,4 +1,4 @@
-"""The whole Celery surface: `mosaic.call`, `mosaic.close` and `mosaic.submit`."""
+"""The whole Celery surface: `mosaic.call`, `mosaic.close`, `mosaic.consume` and `mosaic.submit`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Celery
 
-from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK
+from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK
 from mosaic_tasks.execution.driver import drive
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.submission import submit_to
@@ -33,6 +33,11 @@ def register(app: Celery) -> None:
     @app.task(name=CLOSE_TASK, **options)
     def close(run_id: str, calls: list[str]) -> None:
         """The body of a node's chord: aggregates its calls and opens its successors."""
+        drive(process_for(app), run_id, calls)
+
+    @app.task(name=CONSUME_TASK, **options)
+    def consume(run_id: str, calls: list[str]) -> None:
+        """Reads what came of the streams of a node, and makes something of it."""
         drive(process_for(app), run_id, calls)
 
     @app.task(name=SUBMIT_TASK, shared=False, bind=True, acks_late=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mosaic_routing.queues import queue_for
 from mosaic_tasks.definition.collector import collector_paused
+from mosaic_tasks.definition.edges import batch_of
 from mosaic_tasks.definition.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
 from mosaic_tasks.definition.plan import AgentPlan, NodePlan, Plan, Retry, link
 from mosaic_tasks.definition.tools import ToolOptions
@@ -75,6 +76,9 @@ def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: s
         output_schema=options.output,
         tags=node.tags,
         concurrent=agent is not None or (facts.spec is not None and facts.spec.is_async),
+        edges=tuple(facts.edges[source] for source in sorted(facts.edges)),
+        batch=batch_of(node),
+        publishes=facts.publishes,
     )
 
 

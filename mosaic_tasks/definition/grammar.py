@@ -117,6 +117,39 @@ Failure = Annotated[
 ]
 
 
+class EdgeRule(_Part):
+    """When a node may start that reads from another, and what it sees.
+
+    `final`: when that one closed; `fields`: when these parts of its output are complete; `stream`: at its first chunk,
+    and again for each batch of them.
+    """
+
+    kind: Literal["final", "fields", "stream"] = "final"
+    fields: tuple[str, ...] = Field(
+        default=(), description="parts, such as `revenue` or `risk.level`; default: those read"
+    )
+    stable: bool = Field(default=False, description="wait until the producer closed all the same")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, dict) and "fields" in value and "kind" not in value:
+            return {"kind": "fields", **value}
+        return value
+
+
+class BatchRule(_Part):
+    """How a node that reads a stream takes its chunks: whatever is there, within these bounds."""
+
+    min_items: int = Field(default=1, ge=1, description="wait for so many, but no longer than max_wait")
+    max_items: int | None = Field(default=None, ge=1, description="take no more at once")
+    max_wait: Duration = Field(
+        default=0.0, le=10, description="wait for min_items no longer than this; 0: until they are there"
+    )
+
+
 def _input(value: Any) -> Any:
     if isinstance(value, str):
         value = {} if value == "any" else {"type": value}
@@ -193,6 +226,13 @@ class Node(_Part):
         default="item", alias="as", pattern=r"^[a-z][a-z0-9_]*$", description="name of the item"
     )
     when: str | None = Field(default=None, description="Jinja expression; false: the node is skipped")
+    edges: dict[str, EdgeRule] = Field(
+        default_factory=dict,
+        description="producer -> `final`, `fields`, `stream`, or {fields: [...], stable: true}",
+    )
+    batch: BatchRule | None = Field(
+        default=None, description="how many chunks of its streams it takes at once"
+    )
     after: tuple[str, ...] = Field(default=(), description="nodes that end first, without data from them")
     retry: Retry | None = None
     timeout: Duration | None = Field(default=None, gt=0, description="seconds, or a text like 90s, 5m, 1h")
@@ -231,4 +271,14 @@ class Definition(_Part):
     output: str = Field(description="id of the node whose output is the result")
 
 
-__all__ = ["AgentSpec", "Defaults", "Definition", "FailureRule", "Node", "RetryRule", "seconds"]
+__all__ = [
+    "AgentSpec",
+    "BatchRule",
+    "Defaults",
+    "Definition",
+    "EdgeRule",
+    "FailureRule",
+    "Node",
+    "RetryRule",
+    "seconds",
+]

@@ -1,14 +1,15 @@
 """The compiled form of a workflow: what workers read.
 
-Nodes are numbered by position. The set of producers that a node waits for is its *join*; nodes with the
-same set share one. A closing node raises the counters of its joins (`NodePlan.raises`); a join whose counter
-reaches its size releases its members. The last join, `Plan.end`, waits for all sinks: when it fires the run is done.
+Nodes are numbered by position. The set of producers, and of parts of producers' outputs, that a node waits for is its
+*join*; nodes with the same set share one. A closing node raises the counters of its joins (`NodePlan.raises`), a part
+that is complete those that wait for it (`NodePlan.announces`); a join whose counter reaches its size releases its
+members. The last join, `Plan.end`, waits for all sinks: when it fires the run is done.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +28,33 @@ class Ref(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="ref"):
 
     source: int
     path: tuple[str | int, ...] = ()
+
+
+Path = tuple[str | int, ...]
+EdgeKind = Literal["fields", "stream", "for_each"]
+
+
+class Edge(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How a node reads a producer that has not closed: parts of its output, or pieces as they come. No edge: when it
+    closed.
+
+    Attributes:
+        paths: the parts; of `for_each` exactly one, the list; the empty path is the whole output.
+        stable: it starts when the producer closed all the same.
+    """
+
+    source: int
+    kind: EdgeKind
+    paths: tuple[Path, ...]
+    stable: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How many chunks a mailbox takes at once: none or less than `min_items` only after `max_wait_s` or at the end."""
+
+    min_items: int = 1
+    max_items: int = 0
+    max_wait_s: float = 0.0
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -66,6 +94,10 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         names: the names that `when` and the agent's templates read, each with its `Ref`.
         concurrent: its calls wait more than they work, and run together on an event loop (agents, coroutines).
         raises: the joins that this node raises when it closes.
+        edges: by producer, how it is read before it closed.
+        batch: of a node that reads pieces.
+        publishes: its chunks are published: `text` or `item`; empty: it gives all at its end.
+        announces: the parts of its output that joins wait for.
     """
 
     name: str
@@ -87,10 +119,40 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tags: tuple[str, ...] = ()
     concurrent: bool = False
     raises: tuple[int, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    batch: Batch = Batch()
+    publishes: Literal["", "text", "item"] = ""
+    announces: tuple[tuple[Path, tuple[int, ...]], ...] = ()
+
+    @property
+    def is_mailbox(self) -> bool:
+        """Whether it reads pieces as they come: again and again, or a call an item."""
+        return any(edge.kind != "fields" for edge in self.edges)
+
+    @property
+    def grows(self) -> bool:
+        """Whether its fan-out grows while its producer still runs."""
+        return any(edge.kind == "for_each" for edge in self.edges)
+
+    def waits_for(self) -> tuple[Wait, ...]:
+        """What it waits for before it starts: whole outputs first, then parts of outputs."""
+        early = {edge.source for edge in self.edges if not edge.stable}
+        whole = tuple((source, None) for source in self.deps if source not in early)
+        parts = tuple(
+            (edge.source, path)
+            for edge in self.edges
+            if edge.kind == "fields" and not edge.stable
+            for path in edge.paths
+        )
+        return whole + parts
+
+
+Wait = tuple[int, Path | None]
+"""A producer, and the part of its output or None for all of it."""
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """`members` are ready once `size` producers closed."""
+    """`members` are ready once `size` producers closed, or parts of them are complete."""
 
     size: int
     members: tuple[int, ...]
@@ -149,32 +211,42 @@ def link(
     name: str, nodes: Sequence[NodePlan], *, output: int, inputs_schema: dict[str, Any] | None = None
 ) -> Plan:
     """Joins the nodes by their `deps` and returns the plan. Costs O(nodes + edges)."""
-    members: dict[tuple[int, ...], list[int]] = {}
+    members: dict[tuple[Wait, ...], list[int]] = {}
     for number, node in enumerate(nodes):
-        if node.deps:
-            members.setdefault(node.deps, []).append(number)
-    consumed = {dep for deps in members for dep in deps}
-    sinks = tuple(number for number in range(len(nodes)) if number not in consumed)
-    joins = [Join(len(deps), tuple(waiting)) for deps, waiting in members.items()]
-    joins.append(Join(len(sinks), ()))
-    raises = _raises([*members, sinks], len(nodes))
+        if waits := node.waits_for():
+            members.setdefault(waits, []).append(number)
+    last = tuple((number, None) for number in sinks(nodes))
+    joins = [Join(len(waits), tuple(waiting)) for waits, waiting in members.items()]
+    joins.append(Join(len(last), ()))
+    raised: dict[Wait, list[int]] = {}
+    for join, waits in enumerate([*members, last]):
+        for wait in waits:
+            raised.setdefault(wait, []).append(join)
+    announced: dict[int, list[tuple[Path, tuple[int, ...]]]] = {}
+    for (source, path), numbers in raised.items():
+        if path is not None:
+            announced.setdefault(source, []).append((path, tuple(numbers)))
     return Plan(
         name=name,
         nodes=tuple(
-            msgspec.structs.replace(node, raises=tuple(raised))
-            for node, raised in zip(nodes, raises, strict=True)
+            msgspec.structs.replace(
+                node,
+                raises=tuple(raised.get((number, None), ())),
+                announces=tuple(announced.get(number, ())),
+            )
+            for number, node in enumerate(nodes)
         ),
         joins=tuple(joins),
-        roots=tuple(number for number, node in enumerate(nodes) if not node.deps),
+        roots=tuple(number for number, node in enumerate(nodes) if not node.waits_for()),
         output=output,
         inputs_schema=inputs_schema or {},
     )
 
 
-def _raises(producers: Iterable[tuple[int, ...]], nodes: int) -> list[list[int]]:
-    """For each node the joins that count it."""
-    raises: list[list[int]] = [[] for _ in range(nodes)]
-    for join, deps in enumerate(producers):
-        for dep in deps:
-            raises[dep].append(join)
-    return raises
+def sinks(nodes: Sequence[NodePlan]) -> list[int]:
+    """The nodes that nobody reads to their end: the run waits for them itself."""
+    read: set[int] = set()
+    for node in nodes:
+        parts = {edge.source for edge in node.edges if edge.kind == "fields" and not edge.stable}
+        read |= set(node.deps) - parts
+    return [number for number in range(len(nodes)) if number not in read]

@@ -13,9 +13,10 @@ from typing import Any
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.settings import settings
+from mosaic_tasks.definition.edges import SO_FAR, EdgeReader, Publishes, publishes
 from mosaic_tasks.definition.grammar import AgentSpec, Definition, Node
 from mosaic_tasks.definition.loading import Problem, too_large
-from mosaic_tasks.definition.plan import INPUTS, ITEM, Ref, decode_ref
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Edge, Ref, decode_ref
 from mosaic_tasks.definition.references import (
     Path,
     Reference,
@@ -58,6 +59,8 @@ class Facts:
     spec: ToolSpec | None = None
     agent_schema: Schema | None = None
     reads: list[tuple[Path, tuple[str, ...]]] = field(default_factory=list)
+    edges: dict[int, Edge] = field(default_factory=dict)
+    publishes: Publishes = ""
 
 
 @dataclass(slots=True)
@@ -115,9 +118,17 @@ class _Checker:
             for name, node, facts in zip(self.ids, self.definition.nodes.values(), self.facts, strict=True):
                 self._at, self._node = ("nodes", name), node
                 self._check_types(node, facts)
+        self._read_edges()
         if whole:
             self._check_shape()
         return Analysis(self.facts, self.problems)
+
+    def _read_edges(self) -> None:
+        reader = EdgeReader(self.definition.nodes, self.facts)
+        for number, (name, node) in enumerate(self.definition.nodes.items()):
+            self._at, self._node = ("nodes", name), node
+            self.facts[number].publishes = publishes(node, self.facts[number])
+            self.facts[number].edges = reader.edges(number, self._report)
 
     def _report(self, message: str, *where: str | int) -> None:
         self.problems.append(Problem((*self._at, *where), message))
@@ -244,6 +255,8 @@ class _Checker:
                 self._report(
                     f"{name!r} is the item, which `when` cannot see: it decides on the whole node", *where
                 )
+            elif name == SO_FAR and any(rule.kind == "stream" for rule in self._node.edges.values()):
+                continue
             elif name in self.numbers or name == "inputs" or self._is_item(name):
                 facts.names[name] = Ref(self._number(Reference(name), where))
             else:

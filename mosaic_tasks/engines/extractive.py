@@ -28,6 +28,9 @@ from mosaic_tasks.engines.protocol import (
     Message,
     TextDelta,
     approx_usage,
+    asked,
+    before_stop,
+    rest_of,
 )
 from mosaic_tasks.engines.sentences import Block, split_blocks
 from mosaic_tasks.engines.summary import chosen, paragraphs, ranked
@@ -63,6 +66,7 @@ class ExtractiveEngine:
     """The engine `extractive`."""
 
     name = "extractive"
+    continues = True
 
     async def aclose(self) -> None:
         """Holds nothing."""
@@ -71,30 +75,31 @@ class ExtractiveEngine:
         """The answer, sentence by sentence, or field by field where there is a schema.
 
         Raises:
-            EngineRefused: the messages hold no sentence to write from.
+            EngineRefused: the messages hold no sentence to write from, or `request.prefix` is not of this answer.
             OutputInvalid: a required field of the schema cannot be filled from the input.
         """
         source = _source(request.messages)
         pieces = _object(source, request) if request.output_schema is not None else _prose(source, request)
-        sent = ""
         text, reason = _limited("".join(pieces), request)
+        rest = rest_of(text, request, engine=self.name)
+        sent, end = len(request.prefix), 0
         for piece in pieces:
-            piece = piece[: len(text) - len(sent)]
-            if piece:
-                sent += piece
-                yield TextDelta(piece)
+            end += len(piece)
+            if more := text[sent:end]:
+                sent += len(more)
+                yield TextDelta(more)
                 await asyncio.sleep(0)
-        yield Finished(reason, approx_usage(request, sent, cost_usd=0.0))
+        yield Finished(reason, approx_usage(request, rest, cost_usd=0.0))
 
 
 def _source(messages: Sequence[Message]) -> _Source:
-    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    prompt = asked(messages)
     system = " ".join(message.content for message in messages if message.role == "system")
-    if marker := _FACTS.search(asked):
-        blocks = split_blocks(asked[marker.end() :], line_is_sentence=True)
-        source = _Source(blocks, f"{system} {asked[: marker.start()]}", are_facts=True)
+    if marker := _FACTS.search(prompt):
+        blocks = split_blocks(prompt[marker.end() :], line_is_sentence=True)
+        source = _Source(blocks, f"{system} {prompt[: marker.start()]}", are_facts=True)
     else:
-        instructions, blocks = _without_instructions(split_blocks(asked))
+        instructions, blocks = _without_instructions(split_blocks(prompt))
         source = _Source(blocks, f"{system} {instructions}", are_facts=False)
     if not source.blocks:
         raise EngineRefused(
@@ -153,8 +158,7 @@ def _json_pieces(value: Any) -> Iterator[str]:
 def _limited(text: str, request: EngineRequest) -> tuple[str, FinishReason]:
     """The text up to the first stop string and to `max_tokens`. A stop string inside JSON is no end."""
     stops = () if request.output_schema is not None else request.stop
-    ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
-    text = text[: min(ends, default=len(text))]
+    text = before_stop(text, stops)
     is_open = request.output_schema is not None and request.max_tokens is None
     most = len(text) if is_open else _max_chars(request)
     if len(text) <= most:

@@ -6,19 +6,21 @@ of the iterator, stops the work and frees what it held (for a remote engine: clo
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from mosaic_queues.errors import EngineError
+from mosaic_queues.errors import EngineError, EngineRefused
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "refused", "cancelled"]
 
 CHARS_PER_TOKEN = 4
 """The rule by which tokens are counted where no tokenizer is at hand."""
+
+_SHOWN = 40
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -35,9 +37,11 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         messages: the conversation so far; the last one is answered.
         model: name of the model inside the engine, without the engine's own name.
         output_schema: a JSON Schema that the text shall fit, or None for free text.
-        max_tokens: the answer is cut there, with finish reason `length`.
+        max_tokens: the answer, `prefix` included, is cut there, with finish reason `length`.
         timeout_s: for the whole answer, retries included; past it the engine raises `CallTimeout`.
-        metadata: labels for logs and traces; not sent to the model.
+        metadata: labels for logs and traces; not sent to the model. `replay` is the key of a recorded answer.
+        prefix: what an earlier attempt generated of this answer; only for an engine that `continues`, which then
+            streams the rest alone. It is no message: `messages` stay those of the first attempt.
     """
 
     messages: tuple[Message, ...]
@@ -49,6 +53,7 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     timeout_s: float | None = None
     metadata: dict[str, str] = {}
+    prefix: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -100,7 +105,10 @@ Events = AsyncGenerator[TextDelta | Finished, None]
 
 
 class Engine(Protocol):
-    """An inference engine; one per process and event loop."""
+    """An inference engine; one per process and event loop.
+
+    One that takes a `prefix` says so by a class attribute, `continues = True`.
+    """
 
     @property
     def name(self) -> str:
@@ -118,11 +126,18 @@ class Engine(Protocol):
         """Frees connections and memory. The engine is of no use afterwards."""
 
 
+def continues(engine: Engine) -> bool:
+    """Whether `engine` can go on from the `prefix` of a request."""
+    return bool(getattr(engine, "continues", False))
+
+
 async def complete(
     engine: Engine, request: EngineRequest, *, on_delta: Callable[[str], None] | None = None
 ) -> Completion:
-    """The whole answer of `engine`; `on_delta` sees each piece as it comes."""
-    pieces: list[str] = []
+    """The whole answer of `engine`, `request.prefix` included; `on_delta` sees each new piece as it comes."""
+    if request.prefix and not continues(engine):
+        raise EngineRefused(f"engine {engine.name!r} cannot continue an answer; ask it without a prefix")
+    pieces = [request.prefix]
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
             if isinstance(event, Finished):
@@ -133,12 +148,40 @@ async def complete(
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
 
 
+def asked(messages: Sequence[Message]) -> str:
+    """The last message of the user."""
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str:
+    """The text up to the first of the stop strings."""
+    ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def rest_of(answer: str, request: EngineRequest, *, engine: str) -> str:
+    """What follows `request.prefix` in the answer of an engine that always gives the same one.
+
+    Raises:
+        EngineRefused: the answer begins otherwise.
+    """
+    if answer.startswith(request.prefix):
+        return answer.removeprefix(request.prefix)
+    pairs = enumerate(zip(answer, request.prefix, strict=False))
+    place = next((place for place, (one, other) in pairs if one != other), len(answer))
+    raise EngineRefused(
+        f"engine {engine!r} cannot continue from the prefix: at character {place} it reads "
+        f"{request.prefix[place : place + _SHOWN]!r}, the answer {answer[place : place + _SHOWN]!r}; "
+        "ask again without a prefix"
+    )
+
+
 def approx_tokens(text: str) -> int:
     """About as many tokens as `text` has: a token for each four characters, rounded up."""
     return -(-len(text) // CHARS_PER_TOKEN)
 
 
 def approx_usage(request: EngineRequest, answer: str, *, cost_usd: float | None = None) -> Usage:
-    """The usage of an answer whose engine does not count tokens."""
-    asked = sum(approx_tokens(message.content) for message in request.messages)
-    return Usage(asked, approx_tokens(answer), cost_usd, estimated=True)
+    """The usage of an answer whose engine does not count tokens; a prefix is read, not written."""
+    read = sum(approx_tokens(message.content) for message in request.messages)
+    return Usage(read + approx_tokens(request.prefix), approx_tokens(answer), cost_usd, estimated=True)

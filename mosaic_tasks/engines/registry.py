@@ -1,4 +1,4 @@
-"""Which engine answers for a model: `openai:<name>`, `extractive`.
+"""Which engine answers for a model: `openai:<name>`, `replay:<file>`, `extractive`.
 
 Connection pools belong to an event loop, so there is one instance of an engine per process and loop.
 """
@@ -16,6 +16,7 @@ import msgspec
 from mosaic_queues.errors import EngineRefused
 from mosaic_tasks.engines.extractive import ExtractiveEngine
 from mosaic_tasks.engines.protocol import Engine
+from mosaic_tasks.engines.replay import ReplayEngine
 
 DEFAULT_MODEL = "extractive"
 
@@ -26,8 +27,13 @@ def _openai() -> Engine:
     return OpenAIEngine()
 
 
-_FACTORIES: dict[str, Callable[[], Engine]] = {"extractive": ExtractiveEngine, "openai": _openai}
-_NEEDS_NAME = frozenset({"openai"})
+_FACTORIES: dict[str, Callable[[], Engine]] = {
+    "extractive": ExtractiveEngine,
+    "openai": _openai,
+    "replay": ReplayEngine,
+}
+_NEEDED = {"openai": "model", "replay": "file"}
+"""What has to be named after the colon."""
 
 _engines: dict[asyncio.AbstractEventLoop, dict[str, Engine]] = {}
 _lock = threading.Lock()
@@ -58,8 +64,8 @@ def model_name(model: str | None = None) -> ModelName:
     engine, _, name = wanted.partition(":")
     if engine not in _FACTORIES:
         raise EngineRefused(_unknown(wanted, engine))
-    if engine in _NEEDS_NAME and not name:
-        raise EngineRefused(f"model {wanted!r} names no model; write '{engine}:<name of the model>'")
+    if (needed := _NEEDED.get(engine)) and not name:
+        raise EngineRefused(f"model {wanted!r} names no {needed}; write '{engine}:<name of the {needed}>'")
     return ModelName(engine, name)
 
 
@@ -68,6 +74,7 @@ def engine_for(model: str | None = None) -> Engine:
 
     Raises:
         EngineRefused: no engine has that name, or it lacks its key.
+        ConfigurationError: a setting of that engine has no usable value.
         RuntimeError: no event loop runs.
     """
     scheme = model_name(model).engine
@@ -95,7 +102,7 @@ def _forget_closed_loops() -> None:
 
 def _unknown(wanted: str, engine: str) -> str:
     known = ", ".join(
-        f"'{name}:<model>'" if name in _NEEDS_NAME else repr(name) for name in sorted(_FACTORIES)
+        f"'{name}:<{_NEEDED[name]}>'" if name in _NEEDED else repr(name) for name in sorted(_FACTORIES)
     )
     near = get_close_matches(engine, _FACTORIES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""

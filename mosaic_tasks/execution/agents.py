@@ -13,7 +13,15 @@ import msgspec
 from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import render
-from mosaic_tasks.engines.protocol import Completion, Engine, EngineRequest, Message, Usage, complete
+from mosaic_tasks.engines.protocol import (
+    Completion,
+    Engine,
+    EngineRequest,
+    Message,
+    Usage,
+    complete,
+    continues,
+)
 from mosaic_tasks.engines.registry import ModelName, configured, engine_for
 from mosaic_tasks.engines.schema import mismatch
 
@@ -31,12 +39,14 @@ class AgentAnswer(msgspec.Struct, frozen=True):
         usage: of all attempts together.
         model: as `engine:name`.
         repaired: the first answer did not fit the schema, the second did.
+        text: the answer as it was written.
     """
 
     value: Any
     usage: Usage
     model: str
     repaired: bool = False
+    text: str = ""
 
 
 class _Clock:
@@ -67,6 +77,7 @@ async def run_agent(
     engine: Engine | None = None,
     on_delta: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
+    prefix: str = "",
 ) -> AgentAnswer:
     """Asks `agent` once, and once more where the answer does not fit its schema.
 
@@ -76,6 +87,7 @@ async def run_agent(
         engine: default: the one that the agent's model names.
         on_delta: sees the pieces of the first answer as they come; a repair is not shown to it.
         timeout_s: for the whole, repair included.
+        prefix: the beginning of the answer, from an earlier attempt: an engine that can goes on from there.
 
     Raises:
         EngineError: no answer, or an empty one; see its kinds for what may be tried again.
@@ -87,12 +99,12 @@ async def run_agent(
     label = str(model)
     clock = _Clock(timeout_s)
     request = _request(agent, names, model=model.name)
-    first = await _ask(asked, request, clock, on_delta)
+    first = await _ask_on(asked, request, clock, on_delta, prefix)
     if agent.output_schema is None:
-        return AgentAnswer(first.text, first.usage, label)
+        return AgentAnswer(first.text, first.usage, label, text=first.text)
     value, wrong = parse_answer(first.text, agent.output_schema)
     if wrong is None:
-        return AgentAnswer(value, first.usage, label)
+        return AgentAnswer(value, first.usage, label, text=first.text)
     spent = first.usage
     try:
         second = await _ask(asked, _repair(request, first.text, wrong), clock, None)
@@ -105,7 +117,7 @@ async def run_agent(
     except EngineError as error:
         error.model, error.usage = label, spent
         raise
-    return AgentAnswer(value, spent, label, repaired=True)
+    return AgentAnswer(value, spent, label, repaired=True, text=second.text)
 
 
 def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:
@@ -137,6 +149,37 @@ def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str) -> Engin
         seed=agent.seed,
         stop=agent.stop,
     )
+
+
+async def _ask_on(
+    engine: Engine,
+    request: EngineRequest,
+    clock: _Clock,
+    on_delta: Callable[[str], None] | None,
+    prefix: str,
+) -> Completion:
+    """The answer, continued from a prefix where the engine can; `on_delta` hears the prefix too."""
+    if not (prefix and continues(engine)):
+        return await _ask(engine, request, clock, on_delta)
+    heard = 0
+
+    def hear(piece: str) -> None:
+        nonlocal heard
+        if on_delta is not None:
+            if not heard:
+                on_delta(prefix)
+            on_delta(piece)
+        heard += 1
+
+    try:
+        answer = await _ask(engine, msgspec.structs.replace(request, prefix=prefix), clock, hear)
+    except EngineRefused:
+        if heard:
+            raise
+        return await _ask(engine, request, clock, on_delta)  # it would not have begun so
+    if not heard and on_delta is not None:
+        on_delta(prefix)
+    return answer
 
 
 async def _ask(

@@ -14,7 +14,10 @@ from celery.signals import worker_process_shutdown
 from mosaic_queues.heads import oldest_message
 from mosaic_queues.ledger import Group
 from mosaic_queues.objects import expire_objects
-from mosaic_queues.sweeper import Sweeper
+from mosaic_queues.run_recovery import Limits, RunRecovery
+from mosaic_queues.sweeper import Sweeping, start_sweeping
+from mosaic_tasks.definition.plan import INPUTS
+from mosaic_tasks.execution.prepared import INPUTS_CALL, CallId
 from mosaic_tasks.execution.process import (
     Process,
     WorkerFacts,
@@ -26,13 +29,13 @@ from mosaic_tasks.execution.process import (
 
 
 class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
-    """Announces the worker and runs a sweeper; ends both with the worker."""
+    """Announces the worker and has its sweeper recover runs; ends both with the worker."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._sweeper: Sweeper | None = None
+        self._sweeping: Sweeping | None = None
         if os.getcwd() not in sys.path:
             sys.path.append(
                 os.getcwd()
@@ -43,14 +46,17 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         """After the pool started, so that no thread of ours is forked."""
         process = process_for(parent.app)
         process.start_liveness(queues=facts_of(parent).queues, slots=parent.concurrency or 1)
-        self._sweeper = sweeper(process)
-        self._sweeper.start()
+        self._sweeping = start_sweeping(
+            run_recovery(process),
+            namespace=process.settings.namespace,
+            pause_s=process.settings.sweep_s,
+        )
 
     def stop(self, parent: Any) -> None:
-        """Ends the sweeper and says goodbye."""
-        if self._sweeper is not None:
-            self._sweeper.stop()
-            self._sweeper = None
+        """Ends the recovery of runs and says goodbye."""
+        if self._sweeping is not None:
+            self._sweeping.stop()
+            self._sweeping = None
         close_process(parent.app)
 
     terminate = stop
@@ -66,24 +72,50 @@ def facts_of(worker: Any) -> WorkerFacts:
     )
 
 
-def sweeper(process: Process) -> Sweeper:
-    """A sweeper on a process's server and broker."""
+class Host:
+    """A worker's process, as the recovery of runs needs it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def publish(self, run_id: str, groups: Sequence[Group]) -> None:
+        """Sends ready calls in batches."""
+        self._process.publish(run_id, self._process.plan_of(run_id), groups)
+
+    def oldest_message(self, queue: str) -> float | None:
+        """Looks at the head of a queue."""
+        return oldest_message(self._process.app, queue)
+
+    def timeout_s(self, run_id: str, call: str) -> float | None:
+        """The timeout of a node's calls; what only collects them or reads along has none."""
+        named = CallId(call)
+        is_timed = named.item is not None or "." not in call
+        return self._process.plan_of(run_id).plan.nodes[named.node].timeout_s if is_timed else None
+
+    def node_of(self, run_id: str, call: str) -> str:
+        """`node 'people'`, or the workflow for its inputs."""
+        return self._process.plan_of(run_id).label(INPUTS if call == INPUTS_CALL else CallId(call).node)
+
+    def over(self, run_id: str) -> None:
+        """Objects outlive their run by the retention."""
+        expires_s = time.time() + self._process.settings.retention_s
+        self._process.payloads.keep_objects_until(run_id, expires_s)
+
+    def expire(self) -> None:
+        """Deletes the objects of runs past their retention."""
+        expire_objects(self._process.client, namespace=self._process.settings.namespace)
+
+
+def run_recovery(process: Process) -> RunRecovery:
+    """Recovers the runs of a process's server."""
     config = process.settings
-
-    def publish(run_id: str, groups: Sequence[Group]) -> None:
-        process.publish(run_id, process.plan_of(run_id), groups)
-
-    return Sweeper(
-        process.ledger,
-        publish=publish,
-        oldest_message=lambda queue: oldest_message(process.app, queue),
-        over=lambda run_id: process.payloads.keep_objects_until(run_id, time.time() + config.retention_s),
-        expire=lambda: expire_objects(process.client, namespace=config.namespace),
-        pause_s=config.sweep_s,
+    limits = Limits(
         grace_s=config.outbox_grace_s,
+        max_run_s=config.max_run_s,
+        max_run_bytes=config.max_run_bytes,
         plans_s=config.max_run_s + config.retention_s,
-        lock_s=max(5 * config.sweep_s, 5.0),
     )
+    return RunRecovery(process.ledger, host=Host(process), limits=limits)
 
 
 @worker_process_shutdown.connect(weak=False)

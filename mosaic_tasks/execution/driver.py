@@ -21,11 +21,12 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.errors import RunCancelled, UnknownRun
-from mosaic_queues.ledger import Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
+from mosaic_queues.ledger import EPOCH, Advance, Claim, Done, DoneKind, Field, Group, JoinStep, Mark, Usage
 from mosaic_tasks.execution.calls import (
     Expand,
     Failure,
     Outcome,
+    Read,
     Skip,
     Value,
     Work,
@@ -73,7 +74,7 @@ class Finished:
     def released(self) -> list[str]:
         """The calls that the joins may release."""
         groups = [group for step in self.joins.values() for group in step.members or ()]
-        return [call for _, calls in groups for call in calls]
+        return [call for group in groups for call in group[1]]
 
     def put_back(self, earlier: Finished) -> None:
         """Takes in what could not be recorded."""
@@ -149,11 +150,11 @@ class Drive:
         self.execution.fetch(held)
         together: list[Work] = []
         while (claim := self._next_claim()) is not None:
-            prepared = self.execution.prepare(claim)
+            prepared = self.execution.prepare(claim, holder=self._claimant)
             self._report_start(claim)
             if not isinstance(prepared, Work):
                 self._settle(claim, prepared, 0.0)
-            elif prepared.node.is_async:
+            elif prepared.is_async:
                 together.append(prepared)
                 if len(together) < TOGETHER:
                     continue
@@ -222,26 +223,43 @@ class Drive:
     def _settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
         """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
         match outcome:
-            case Value(envelope, shown, usage):
-                self._finish(claim, envelope, skipped=False, usage=usage)
+            case Value(envelope, shown, usage, marks, fields):
+                self._finish(claim, envelope, skipped=False, usage=usage, endings=(marks, fields))
                 self.process.lengths.add(self.plan.length_key(claim.call), length_s)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
             case Skip(reason):
-                self._finish(claim, self.process.payloads.skipped(reason), skipped=True)
+                self._skip(claim, reason)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"skipped: {reason}")
             case Expand(size):
                 self._expand(claim, size)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"{size} items")
+            case Read(shown, usage):
+                if usage is not None:
+                    with self._lock:
+                        self._finished.usages.append(usage)
+                self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
             case Failure():
                 self._fail(claim, outcome)
 
-    def _finish(self, claim: Claim, envelope: bytes, *, skipped: bool, usage: Usage | None = None) -> None:
+    def _skip(self, claim: Claim, reason: str) -> None:
+        endings = self.execution.skip_endings(CallId(claim.call), reason)
+        self._finish(claim, self.process.payloads.skipped(reason), skipped=True, endings=endings)
+
+    def _finish(
+        self,
+        claim: Claim,
+        envelope: bytes,
+        *,
+        skipped: bool,
+        endings: tuple[Sequence[Mark], Sequence[Field]],
+        usage: Usage | None = None,
+    ) -> None:
         call = CallId(claim.call)
         steps = self.plan.steps(call)
         kind: DoneKind = "skipped" if skipped else "done"
         with self._lock:
             self._finished.done.append(
-                Done(claim.call, claim.fence, envelope, kind, [step.name for step in steps])
+                Done(claim.call, claim.fence, envelope, kind, self.plan.raised(call), *endings)
             )
             if usage is not None:
                 self._finished.usages.append(usage)
@@ -257,6 +275,8 @@ class Drive:
         keep = self._keep(calls or close[1])
 
         def expand(keep: int) -> Advance:
+            if keep:
+                self.process.assure_alive()
             return self.process.ledger.expand(
                 self.run_id,
                 claim,
@@ -297,9 +317,12 @@ class Drive:
             retry_s=pause,
         )
         if pause is None and node.plan.on_failure == "skip":
-            self._finish(claim, self.process.payloads.skipped(outcome.error), skipped=True)
+            self.execution.replaced(claim, holder=self._claimant, value=None)
+            self._skip(claim, outcome.error)
         elif pause is None and node.plan.on_failure == "default":
-            self._finish(claim, self.process.payloads.pack(self.run_id, node.plan.default), skipped=False)
+            envelope = self.process.payloads.pack(self.run_id, node.plan.default)
+            endings = self.execution.replaced(claim, holder=self._claimant, value=node.plan.default)
+            self._finish(claim, envelope, skipped=False, endings=endings)
         else:
             self.process.ledger.fail(
                 self.run_id, claim, holder=self._claimant, error=outcome.error, retry_s=pause
@@ -333,6 +356,8 @@ class Drive:
         return finished
 
     def _transition(self, finished: Finished, wanted: Sequence[str], keep: int) -> Advance:
+        if wanted or keep:
+            self.process.assure_alive()
         answer = self.process.ledger.advance(
             self.run_id,
             holder=self._claimant,
@@ -347,7 +372,7 @@ class Drive:
         for call in answer.stale:
             finished.values.pop(call, None)
         for name, envelope in finished.values.values():
-            self.process.remember_value(self.run_id, name, envelope)
+            self.process.remember_value(self.run_id, self.execution.epoch, name, envelope)
         return answer
 
     def _again(self, transition: Callable[[int], Advance]) -> Advance:
@@ -362,8 +387,11 @@ class Drive:
         return answer
 
     def _take(self, answer: Advance) -> None:
+        epoch = max((claim.fence // EPOCH for claim in answer.claimed), default=0)
+        if epoch > self.execution.epoch:
+            self.execution = execution_of(self.process, self.run_id, self.plan, epoch=epoch)
         for call, envelope in answer.outputs.items():
-            self.process.remember_value(self.run_id, call, envelope)
+            self.process.remember_value(self.run_id, self.execution.epoch, call, envelope)
         self.process.publish(self.run_id, self.plan, answer.ready)
         with self._lock:
             self._claimed.extend(answer.claimed)
@@ -376,7 +404,7 @@ class Drive:
         number = CallId(self._given[0]).node
         most = (
             TOGETHER
-            if self.plan.node(number).is_async
+            if self.plan.node(number).is_async or CallId(self._given[0]).reads
             else claim_size(length, window_s=COMMIT_S, most=CLAIM_MOST)
         )
         return [self._given.popleft() for _ in range(min(most, len(self._given)))]

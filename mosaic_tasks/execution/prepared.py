@@ -6,9 +6,9 @@ import re
 from functools import cached_property
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_queues.ledger import JoinStep
-from mosaic_tasks.definition.plan import ITEM, NodePlan, Plan
-from mosaic_tasks.definition.references import Label, label_in, prepare, refs_in
+from mosaic_queues.ledger import Group, JoinStep, Release
+from mosaic_tasks.definition.plan import ITEM, NodePlan, Path, Plan
+from mosaic_tasks.definition.references import Label, label_in, path_text, prepare, refs_in
 from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
 from mosaic_tasks.execution.sharing import Lengths
@@ -16,21 +16,30 @@ from mosaic_tasks.execution.sharing import Lengths
 INPUTS_CALL = "in"
 """Under this name the outputs hold the inputs of the run."""
 CLOSE = "c"
+MAILBOX = "m"
 
 
-_CALL = re.compile(r"[0-9]{1,9}(\.([0-9]{1,9}|c))?")
+_CALL = re.compile(r"[0-9]{1,9}(\.([0-9]{1,9}|[cm]))?")
 
 
 class CallId:
-    """A call id taken apart: `"17"`, `"17.3"` (item 3) or `"17.c"` (the close of the fan-out)."""
+    """A call id taken apart: `"17"`, `"17.3"` (item 3), `"17.c"` (the close of the fan-out) or `"17.m"` (the mailbox of
+    a node that reads streams)."""
 
-    __slots__ = ("closes", "item", "node")
+    __slots__ = ("closes", "item", "node", "reads")
 
     def __init__(self, call: str) -> None:
         node, _, rest = call.partition(".")
         self.node = int(node)
         self.closes = rest == CLOSE
-        self.item = int(rest) if rest and not self.closes else None
+        self.reads = rest == MAILBOX
+        self.item = int(rest) if rest.isdigit() else None
+
+
+def stream_name(source: int, path: Path = ()) -> str:
+    """The name of the stream of a node, or of a part of its output; parts that are waited for are kept under such names
+    too."""
+    return f"{source}:{path_text(path).lstrip('.')}" if path else str(source)
 
 
 class PreparedNode:
@@ -38,7 +47,9 @@ class PreparedNode:
 
     Attributes:
         arguments: gives the call's arguments from a lookup of sources.
-        required: numbers of the producers without whose output it cannot run.
+        required: numbers of the producers without whose whole output it cannot run.
+        fields: by producer, the parts of its output that it reads instead.
+        streams: by name, the producers and paths that it reads piece by piece.
         optional: producers that only its condition names.
     """
 
@@ -50,10 +61,17 @@ class PreparedNode:
         named = {ref.source for name, ref in plan.names.items() if name in asked or name not in conditional}
         bound = {ref.source for ref in refs_in(plan.bindings)}
         fanned = {plan.for_each.source} if plan.for_each else set()
-        self.required = tuple(sorted((named | bound | fanned) - {ITEM}))
-        self.optional = tuple(
-            sorted({ref.source for ref in plan.names.values()} - set(self.required) - {ITEM})
-        )
+        self.fields = {edge.source: edge.paths for edge in plan.edges if edge.kind == "fields"}
+        self.streams = {
+            stream_name(edge.source, path): (edge.source, path)
+            for edge in plan.edges
+            if edge.kind != "fields"
+            for path in edge.paths
+        }
+        whole = {ref.source for ref in plan.names.values()} | bound | fanned
+        early = {ITEM, *(edge.source for edge in plan.edges)}
+        self.required = tuple(sorted((named | bound | fanned) - early))
+        self.optional = tuple(sorted(whole - set(self.required) - early))
 
     @cached_property
     def tool(self) -> ToolSpec:
@@ -104,19 +122,71 @@ class PreparedPlan:
         """Whether the plan can have such a call; messages may come from anywhere."""
         return _CALL.fullmatch(call) is not None and int(call.partition(".")[0]) < len(self.plan.nodes)
 
-    def by_queue(self, numbers: tuple[int, ...]) -> list[tuple[str, list[str]]]:
-        """The first call of each node, grouped by its queue."""
+    def by_queue(self, numbers: tuple[int, ...]) -> list[Release]:
+        """The first call of each node, grouped by its queue; mailboxes with the streams that they read."""
         groups: dict[str, list[str]] = {}
+        boxes: dict[str, dict[str, list[str]]] = {}
         for number in numbers:
-            groups.setdefault(self.plan.nodes[number].queue, []).append(str(number))
-        return list(groups.items())
+            node = self.plan.nodes[number]
+            calls = groups.setdefault(node.queue, [])
+            if node.is_mailbox:
+                boxes.setdefault(node.queue, {})[f"{number}.{MAILBOX}"] = list(self.node(number).streams)
+                calls.append(f"{number}.{MAILBOX}")
+            else:
+                calls.append(str(number))
+        return [
+            (queue, calls, boxes[queue]) if queue in boxes else (queue, calls)
+            for queue, calls in groups.items()
+        ]
+
+    def close_of(self, number: int) -> Group:
+        """The call that closes a fan-out, with its queue."""
+        return (self.plan.nodes[number].queue, [f"{number}.{CLOSE}"])
 
     def steps(self, call: CallId) -> list[JoinStep]:
         """The joins that a finished call raises."""
         if call.item is not None:
-            queue = self.plan.nodes[call.node].queue
-            return [JoinStep(f"n{call.node}", 0, [(queue, [f"{call.node}.{CLOSE}"])])]
-        return [self.join(number) for number in self.plan.nodes[call.node].raises]
+            return [JoinStep(f"n{call.node}", 0, [self.close_of(call.node)])]
+        node = self.plan.nodes[call.node]
+        announced = [join for _, joins in node.announces for join in joins]
+        return [self.join(number) for number in (*node.raises, *dict.fromkeys(announced))]
+
+    def raised(self, call: CallId) -> list[str]:
+        """The names of the joins that a finished call raises by itself, whatever parts of it are waited for."""
+        if call.item is not None:
+            return [f"n{call.node}"]
+        return [str(join) for join in self.plan.nodes[call.node].raises]
+
+    def announced(self, number: int) -> dict[Path, list[JoinStep]]:
+        """By part of a node's output, the joins that wait for it."""
+        return {
+            path: [self.join(join) for join in joins] for path, joins in self.plan.nodes[number].announces
+        }
+
+    def readers(self, stream: str) -> list[str]:
+        """The mailboxes that read a stream."""
+        return self._readers.get(stream, [])
+
+    def streamed_paths(self, number: int) -> list[Path]:
+        """The parts of a node's output that somebody reads piece by piece."""
+        return self._streamed.get(number, [])
+
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        readers: dict[str, list[str]] = {}
+        for number, node in enumerate(self.plan.nodes):
+            for stream in self.node(number).streams if node.edges else ():
+                readers.setdefault(stream, []).append(f"{number}.{MAILBOX}")
+        return readers
+
+    @cached_property
+    def _streamed(self) -> dict[int, list[Path]]:
+        streamed: dict[int, list[Path]] = {}
+        for number, node in enumerate(self.plan.nodes):
+            for source, path in self.node(number).streams.values() if node.edges else ():
+                if path not in streamed.setdefault(source, []):
+                    streamed[source].append(path)
+        return streamed
 
     def length_key(self, call: str) -> tuple[str, str]:
         """The kind of call whose lengths are measured together: by what it runs."""
@@ -134,4 +204,4 @@ class PreparedPlan:
         return lengths.get(self.length_key(call))
 
 
-__all__ = ["CLOSE", "INPUTS_CALL", "CallId", "PreparedNode", "PreparedPlan"]
+__all__ = ["CLOSE", "INPUTS_CALL", "MAILBOX", "CallId", "PreparedNode", "PreparedPlan", "stream_name"]

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from mosaic_queues.connection import connect
-from mosaic_queues.ledger import Group, Ledger
+from mosaic_queues.ledger import Claim, Group, Ledger, Redo
 from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
@@ -65,7 +65,7 @@ class Process:
         self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
         self.lengths = Lengths()
         self.serves = facts.queues
-        self.values: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._values: OrderedDict[tuple[str, int, str], bytes] = OrderedDict()
         self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
         self._plan_hashes: OrderedDict[str, str] = OrderedDict()
         self._slots: dict[str, int] = {}
@@ -101,6 +101,15 @@ class Process:
             liveness.start()
             self._count_slots()
             self._liveness = liveness
+
+    def assure_alive(self) -> None:
+        """Called before each claim, so that nobody claims who counts as dead.
+
+        Raises:
+            redis.RedisError: the server is away or full.
+        """
+        if self._liveness is not None:
+            self._liveness.assure()
 
     def claimant(self) -> str:
         """A name under which a part of this process claims."""
@@ -162,6 +171,26 @@ class Process:
         if header:
             self.outbox.publish_chord(run_id, header, close, batch_size=self._batch_size(plan))
 
+    def redo(
+        self,
+        run_id: str,
+        again: Redo,
+        *,
+        holder: str,
+        claim: Claim | None = None,
+        fields: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Has nodes of a run, over or not, run again; crash-safe as opening a run is."""
+        config, plan = self.settings, self.plan_of(run_id)
+        keep_s = config.max_run_s + config.retention_s
+        self.ledger.prolong_plans([plan.hash], keep_s=keep_s)
+        self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)
+        ready = self.ledger.redo(run_id, again, holder=holder, keep_s=keep_s, claim=claim, fields=fields)
+        self.ledger.list_run(
+            run_id, now_ms=self.now_ms(), keep_s=keep_s
+        )  # it may have been unlisted meanwhile
+        self.publish(run_id, plan, ready)
+
     def _batch_size(self, plan: PreparedPlan) -> BatchSize:
         def size(queue: str, calls: Sequence[str]) -> int:
             return batch_size(
@@ -203,13 +232,13 @@ class Process:
         """The server's time in milliseconds, as far as this process knows."""
         return int((time.time() + self._ahead_s) * 1000)
 
-    def forget_value(self, run_id: str, call: str) -> None:
-        """Drops an envelope that was not recorded."""
-        self.values.pop((run_id, call), None)
+    def value(self, run_id: str, epoch: int, call: str) -> bytes | None:
+        """An envelope that is at hand."""
+        return self._values.get((run_id, epoch, call))
 
-    def remember_value(self, run_id: str, call: str, envelope: bytes) -> None:
-        """Keeps an envelope at hand for the calls that read it next."""
-        self._remember(self.values, (run_id, call), envelope, VALUES_KEPT)
+    def remember_value(self, run_id: str, epoch: int, call: str, envelope: bytes) -> None:
+        """Keeps an envelope at hand for the calls that read it next in the same epoch."""
+        self._remember(self._values, (run_id, epoch, call), envelope, VALUES_KEPT)
 
     def _remember(self, cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
         with self._lock:

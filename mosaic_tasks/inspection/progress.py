@@ -8,7 +8,7 @@ nothing worse.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 from mosaic_queues.events import Event
 from mosaic_queues.ledger import CallState, RunStatus
@@ -35,6 +35,7 @@ class NodeView(NamedTuple):
         holder: the process that started a call last.
         error: of the last failed attempt.
         tokens: input and output tokens that engines counted. `cost_usd`: what they cost, as far as known.
+        epoch: 0, or the number of the latest epoch in which it ran again.
     """
 
     name: str
@@ -57,6 +58,7 @@ class NodeView(NamedTuple):
     error: str
     tokens: tuple[int, int]
     cost_usd: float
+    epoch: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -124,6 +126,8 @@ class Progress:
             "released": self._released,
             "lost": self._lost,
             "usage": self._used,
+            "idle": self._idle,
+            "redo": self._redone,
         }
 
     def apply(self, event: Event) -> list[int]:
@@ -172,6 +176,7 @@ class Progress:
             error=node.error,
             tokens=node.tokens,
             cost_usd=node.cost_usd,
+            epoch=node.epoch,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
@@ -218,6 +223,18 @@ class Progress:
         self._move(node, call, "ready")
         node.losses += 1
 
+    def _idle(self, node: _Node, call: str, _event: Event) -> None:
+        self._move(node, call, "idle")
+
+    def _redone(self, node: _Node, call: str, event: Event) -> None:
+        number = int(call)
+        for old in [old for old in self._calls if int(old.partition(".")[0]) == number]:
+            del self._calls[old]
+        fresh = _Node(0 if self.plan.nodes[number].for_each else 1)
+        fresh.tokens, fresh.cost_usd, fresh.epoch = node.tokens, node.cost_usd, int(event.detail)
+        self._nodes[number] = fresh
+        self.status, self.closed_ms, self.error = "running", None, ""
+
     def _used(self, node: _Node, _call: str, event: Event) -> None:
         node.tokens = (node.tokens[0] + event.tokens[0], node.tokens[1] + event.tokens[1])
         node.cost_usd += event.cost_usd or 0.0
@@ -255,6 +272,7 @@ class _Node:
         "cost_usd",
         "done",
         "ended_ms",
+        "epoch",
         "error",
         "expanded",
         "final",
@@ -272,7 +290,7 @@ class _Node:
     def __init__(self, calls: int) -> None:
         self.calls = calls
         self.done = self.skipped = self.attempts = self.retries = self.losses = 0
-        self.live: dict[CallState, int] = {"ready": 0, "delayed": 0, "claimed": 0}
+        self.live: dict[CallState, int] = dict.fromkeys(get_args(CallState), 0)
         self.expanded = False
         self.final: NodeState | None = None
         self.retry_at_ms: int | None = None
@@ -282,20 +300,21 @@ class _Node:
         self.ended_ms: int | None = None
         self.holder = self.error = ""
         self.tokens, self.cost_usd = (0, 0), 0.0
+        self.epoch = 0
 
     def state(self) -> NodeState:
         if self.final is not None:
             return self.final
-        if self.live["claimed"] or self.expanded:
+        if self.live["claimed"] or self.expanded or (self.live["idle"] and self.started_ms is not None):
             return "running"
         return "ready" if self.ready_ms is not None else "waiting"
 
     def end(self, state: NodeState, at_ms: int) -> None:
         self.final = state
-        self.live = {"ready": 0, "delayed": 0, "claimed": 0}
+        self.live = dict.fromkeys(get_args(CallState), 0)
         if self.ready_ms is not None:
             self.ended_ms = at_ms
 
 
 def _is_item(call: str) -> bool:
-    return "." in call and not call.endswith(".c")
+    return call[-1].isdigit() and "." in call

@@ -23,6 +23,8 @@ EventKind = Literal[
     "failed",
     "released",
     "lost",
+    "idle",
+    "redo",
     "closed",
 ]
 
@@ -36,7 +38,7 @@ class Event(NamedTuple):
         calls: the calls it happened to, empty for the run itself.
         holder: the process, where one acted.
         detail: queue of `ready`; error of `retry` and `failed`; item count of `expanded`; status of `closed`;
-            workflow name of `opened`; model of `usage`.
+            workflow name of `opened`; model of `usage`; number of the new epoch of `redo`, whose calls are its nodes.
         pause_ms: of `retry`.
         tokens: of `usage`: input and output.
         cost_usd: of `usage`, None where the price is not known.
@@ -66,12 +68,15 @@ def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> 
 def follow_events(
     client: Redis, keys: Keys, run_id: str, *, after: str = "0", block_ms: int = 1000
 ) -> Iterator[Event | None]:
-    """Events as they happen, to the run's end. Yields None after each `block_ms` of silence; the caller may stop."""
+    """Events as they happen, to the run's end; also those of nodes that ran again after an earlier end.
+
+    Yields None after each `block_ms` of silence; the caller may stop.
+    """
     entry, index = _position(after)
     if index >= 0:
         for event in read_events(client, keys, run_id, after=after):
             yield event
-            if event.kind == "closed":
+            if event.kind == "closed" and not _is_reopened(client, keys, run_id):
                 return
             entry = event.id.partition("/")[0]
     stream = keys.run(run_id)[3]
@@ -82,9 +87,14 @@ def follow_events(
             continue
         for event in _events(answer[0][1]):
             yield event
-            if event.kind == "closed":
+            if event.kind == "closed" and not _is_reopened(client, keys, run_id):
                 return
             entry = event.id.partition("/")[0]
+
+
+def _is_reopened(client: Redis, keys: Keys, run_id: str) -> bool:
+    """Whether the run goes on after it was closed: some of its nodes run again."""
+    return client.hget(keys.run(run_id)[0], "status") == b"running"
 
 
 def await_end(client: Redis, keys: Keys, run_id: str, *, block_ms: int) -> bool:
@@ -133,6 +143,9 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
                 detail=raw[2],
                 pause_ms=int(raw[3]),
             )
+        case "redo":
+            nodes = tuple(str(int(number)) for number in raw[1])
+            return Event(event_id, at_ms, kind, nodes, holder=process_of(raw[2]), detail=str(int(raw[3])))
         case "failed":
             return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=raw[2])
         case "closed":

@@ -15,8 +15,8 @@ class Keys:
         self.sweeper = f"{namespace}:sweeper"
         """The lock of the process that sweeps."""
 
-    def run(self, run_id: str) -> tuple[str, str, str, str, str, str]:
-        """The keys of a run in the order of the scripts: run, calls, out, events, blobs, end."""
+    def run(self, run_id: str) -> tuple[str, str, str, str, str, str, str]:
+        """The keys of a run in the order of the scripts: run, calls, out, events, blobs, end, boxes."""
         prefix = f"{self.namespace}:{{{run_id}}}:"
         return (
             prefix + "run",
@@ -25,7 +25,12 @@ class Keys:
             prefix + "events",
             prefix + "blobs",
             prefix + "end",
+            prefix + "boxes",
         )
+
+    def stream(self, run_id: str, stream: str) -> str:
+        """The chunks of a stream of a run."""
+        return f"{self.namespace}:{{{run_id}}}:s:{stream}"
 
     def plan(self, plan_hash: str) -> str:
         """The plan with this content hash."""

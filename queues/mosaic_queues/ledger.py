@@ -13,17 +13,20 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from redis import Redis
 
-from mosaic_queues.errors import UnknownRun
+from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.keys import Keys
 from mosaic_queues.scripts import Script
+from mosaic_queues.streams import Chunk, Commit, Drain, Flush, chunks_of
 
 RunStatus = Literal["running", "done", "failed", "cancelled"]
-CallState = Literal["ready", "delayed", "claimed"]
+CallState = Literal["ready", "delayed", "claimed", "idle"]
 DoneKind = Literal["done", "skipped"]
 Group = tuple[str, Sequence[str]]
 """A queue and the calls that wait for it."""
+Release = Group | tuple[str, Sequence[str], Mapping[str, Sequence[str]]]
+"""A group to be released; with it, of the mailboxes among its calls, the streams that they read."""
 
-_CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed"}
+_CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
 
 
 class Claim(NamedTuple):
@@ -35,14 +38,34 @@ class Claim(NamedTuple):
     losses: int
 
 
+class Mark(NamedTuple):
+    """A chunk without data that a finished call adds to a stream: its `end`, or an `item` that is the call's output."""
+
+    stream: str
+    kind: Literal["end", "item"]
+    offset: int
+    size: int
+    readers: Sequence[str]
+
+
+class Field(NamedTuple):
+    """A part of an output that calls wait for, under the name by which the outputs hold it; `joins` count it."""
+
+    name: str
+    envelope: bytes
+    joins: Sequence[str]
+
+
 class Done(NamedTuple):
-    """A finished call: its envelope and the names of the joins that it raises."""
+    """A finished call: its envelope, the names of the joins that it raises, and what it tells those who read along."""
 
     call: str
     fence: int
     envelope: bytes
     kind: DoneKind
     joins: Sequence[str]
+    marks: Sequence[Mark] = ()
+    fields: Sequence[Field] = ()
 
 
 class Usage(NamedTuple):
@@ -60,7 +83,28 @@ class JoinStep(NamedTuple):
 
     name: str
     size: int
-    members: Sequence[Group] | None
+    members: Sequence[Release] | None
+
+
+class Redo(NamedTuple):
+    """Nodes that run again.
+
+    Attributes:
+        joins: each with its size, the names of the outputs that it waits for and that are kept, and what it releases.
+        roots: those that wait for nothing.
+        boxes: the mailboxes among them, with the streams that they read.
+    """
+
+    nodes: Sequence[int]
+    joins: Sequence[tuple[str, int, Sequence[str], Sequence[Release]]]
+    roots: Sequence[Release]
+    boxes: Sequence[tuple[str, Sequence[str]]]
+
+
+EPOCH = 1 << 32
+"""The claims of an epoch count from its number times this."""
+UNDONE = 1 << 20
+"""Within an epoch, the claims of a call that was undone and made again count from this, the next time from twice this."""
 
 
 class Advance(NamedTuple):
@@ -77,7 +121,7 @@ class LiveCall(NamedTuple):
     """A call that is not finished.
 
     Attributes:
-        at_ms: when it became ready (also of a claimed one), or when it is due.
+        at_ms: when it became ready or was claimed, or when it is due.
         holder: the process that claimed it.
         claimant: the part of the process that claimed it, `PROCESS#PART`.
     """
@@ -91,6 +135,13 @@ class LiveCall(NamedTuple):
     at_ms: int
     holder: str
     claimant: str = ""
+
+
+class Standing(NamedTuple):
+    """Whether a run goes on, and since when."""
+
+    status: RunStatus
+    since_ms: int
 
 
 class RunRecord(NamedTuple):
@@ -134,17 +185,21 @@ class Ledger:
         plan: str,
         name: str,
         inputs: bytes,
-        roots: Sequence[Group],
+        roots: Sequence[Release],
         retention_s: float,
         max_run_s: float,
     ) -> bool:
-        """Opens a run and makes its roots ready. False when it was already open."""
+        """Opens a run and makes its roots ready. False when it was already open.
+
+        Args:
+            max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
+        """
         argument = {
             "plan": plan,
             "name": name,
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
-            "max_run_ms": int(max_run_s * 1000),
+            "keep_ms": int((max_run_s + retention_s) * 1000),
         }
         return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,)))
 
@@ -166,9 +221,11 @@ class Ledger:
         Args:
             read: finished calls whose envelopes come back with the claims (at most some hundreds).
         """
+        fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
         argument = {
             "holder": holder,
-            "done": [(item.call, item.fence, item.kind, item.joins) for item in done],
+            "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in done],
+            "fields": [(place, field.name, field.joins) for place, field in fields],
             "joins": joins,
             "notes": [("usage", *usage) for usage in usages],
             "claim": claim,
@@ -177,7 +234,7 @@ class Ledger:
             "serves": serves,
         }
         client = self._once if claim or keep else self.client
-        envelopes = [item.envelope for item in done]
+        envelopes = [item.envelope for item in done] + [field.envelope for _, field in fields]
         answer, *found = _ADVANCE(client, self.keys.run(run_id), argument, envelopes)
         outputs = {
             call: envelope for call, envelope in zip(read, found, strict=False) if envelope is not None
@@ -211,6 +268,141 @@ class Ledger:
         }
         client = self._once if keep else self.client
         return _advance(_EXPAND(client, self.keys.run(run_id), argument))
+
+    def publish(
+        self,
+        run_id: str,
+        claim: Claim,
+        *,
+        holder: str,
+        flushes: Sequence[Flush],
+        fields: Sequence[Field] = (),
+        joins: Sequence[JoinStep] = (),
+    ) -> list[Group]:
+        """Appends chunks of a claimed call to its streams, announces complete fields, and returns the calls to publish.
+
+        Repeating it changes nothing.
+
+        Raises:
+            ClaimLost: the claim is not this one any more.
+        """
+        argument = {
+            "holder": holder,
+            "id": claim.call,
+            "fence": claim.fence,
+            "flushes": [flush.argument() for flush in flushes],
+            "fields": [(field.name, field.joins) for field in fields],
+            "joins": joins,
+        }
+        data = [chunk.data for flush in flushes for chunk in flush.chunks] + [
+            field.envelope for field in fields
+        ]
+        state, ready = _PUBLISH(self.client, self.keys.run(run_id), argument, data)
+        _check(state, run_id, claim)
+        return _groups(ready)
+
+    def consume(
+        self,
+        run_id: str,
+        claim: Claim,
+        *,
+        holder: str,
+        sources: Sequence[str],
+        limit: int,
+        need: int | None,
+        commit: Commit | None = None,
+    ) -> Drain:
+        """Commits what a mailbox made of its chunks, and reads the next ones. Repeating it changes nothing.
+
+        Args:
+            sources: the streams to read, `limit` entries of each.
+            need: how many chunks wake the mailbox, when it goes idle because there is nothing to read; None: it stays.
+            commit: None reads cursors and state of the last commit.
+
+        Raises:
+            ClaimLost: the claim is not this one any more.
+        """
+        argument: dict[str, Any] = {
+            "holder": holder,
+            "id": claim.call,
+            "fence": claim.fence,
+            "commit": commit is not None,
+            "flushes": (),
+            "grow": False,
+            "seal": False,
+            "undo": False,
+            "sources": sources,
+            "limit": limit,
+            "need": need or False,
+        }
+        data: list[bytes] = []
+        if commit is not None:
+            argument |= commit.argument()
+            data = commit.data()
+        (state, cursors, ready), kept, *entries = _CONSUME(self.client, self.keys.run(run_id), argument, data)
+        _check(state, run_id, claim)
+        chunks = {stream: chunks_of(found) for stream, found in zip(sources, entries, strict=False)}
+        return Drain(state, dict(cursors or {}), bytes(kept), chunks, _groups(ready))
+
+    def item_envelopes(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
+        """The items of grown calls."""
+        if not calls:
+            return []
+        return cast(
+            "list[bytes | None]", self.client.hmget(self.keys.run(run_id)[6], [f"i:{call}" for call in calls])
+        )
+
+    def chunks(self, run_id: str, stream: str, *, after: str = "0-0", most: int | None = None) -> list[Chunk]:
+        """The chunks of a stream behind the entry `after`."""
+        return chunks_of(self.client.xrange(self.keys.stream(run_id, stream), f"({after}", count=most))
+
+    def await_chunks(
+        self, run_id: str, cursors: Mapping[str, str], *, block_ms: int
+    ) -> dict[str, list[Chunk]]:
+        """Blocks until a stream has chunks behind its cursor, or for `block_ms`; returns them."""
+        names = {self.keys.stream(run_id, stream).encode(): stream for stream in cursors}
+        after: dict[Any, Any] = {
+            self.keys.stream(run_id, stream): cursor for stream, cursor in cursors.items()
+        }
+        found = cast("list[tuple[bytes, Any]] | None", self.client.xread(after, block=block_ms))
+        return {names[key]: chunks_of(entries) for key, entries in found or ()}
+
+    def redo(
+        self,
+        run_id: str,
+        again: Redo,
+        *,
+        holder: str,
+        keep_s: float,
+        claim: Claim | None = None,
+        fields: Mapping[str, bytes] | None = None,
+    ) -> list[Group]:
+        """Opens a new epoch: some nodes run again, the rest is kept. Returns the calls to publish.
+
+        Args:
+            claim: of the producer that corrects `fields`, parts of its output that it announced.
+
+        Raises:
+            ClaimLost: the claim is not this one any more.
+            UnknownRun: the run is past its retention.
+        """
+        argument = {
+            "claim": (claim.call, claim.fence) if claim else False,
+            "nodes": again.nodes,
+            "joins": again.joins,
+            "roots": again.roots,
+            "boxes": again.boxes,
+            "fields": list(fields or ()),
+            "holder": holder,
+            "keep_ms": int(keep_s * 1000),
+        }
+        envelopes = list((fields or {}).values())
+        epoch, ready = _REDO(self.client, self.keys.run(run_id), argument, envelopes)
+        if not epoch and claim:
+            _check("stale", run_id, claim)
+        if not epoch:
+            raise UnknownRun(f"no run {run_id!r}: it is past its retention")
+        return _groups(ready)
 
     def fail(self, run_id: str, claim: Claim, *, holder: str, error: str, retry_s: float | None) -> bool:
         """Schedules another attempt in `retry_s` seconds, or with None fails the run. False: the claim is stale."""
@@ -282,6 +474,10 @@ class Ledger:
         found = cast("list[tuple[bytes, float]]", self.client.zrange(self.keys.runs, 0, -1, withscores=True))
         return [(run_id.decode(), int(score)) for run_id, score in found]
 
+    def prolong_list(self, *, keep_s: float) -> None:
+        """Keeps the index of unfinished runs for `keep_s` more."""
+        self.client.pexpire(self.keys.runs, int(keep_s * 1000))
+
     def unlist_runs(self, run_ids: Sequence[str]) -> None:
         """Takes runs that are over out of the index."""
         if run_ids:
@@ -326,6 +522,16 @@ class Ledger:
                 pipe.hget(self.keys.run(run_id)[0], "status")
             return [cast(RunStatus, raw.decode()) if raw else None for raw in pipe.execute()]
 
+    def standings(self, run_ids: Sequence[str]) -> list[Standing | None]:
+        """How each run stands, None where it is unknown; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hmget(self.keys.run(run_id)[0], "status", "created_ms", "reopened_ms")
+            return [
+                Standing(cast(RunStatus, status.decode()), int(reopened or created)) if status else None
+                for status, created, reopened in pipe.execute()
+            ]
+
     def live_calls(self, run_id: str) -> list[LiveCall]:
         """The calls that are ready, delayed or claimed."""
         found = cast("Mapping[bytes, bytes]", self.client.hgetall(self.keys.run(run_id)[1]))
@@ -350,18 +556,30 @@ def _advance(answer: Any) -> Advance:
     return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed)
 
 
+def _check(state: str, run_id: str, claim: Claim) -> None:
+    if state == "stale":
+        raise ClaimLost(f"call {claim.call!r} of run {run_id} is not held by claim {claim.fence} any more")
+    if state == "gap":
+        raise IllegalTransition(
+            f"call {claim.call!r} of run {run_id}, claim {claim.fence}: a chunk does not follow on the last of its stream"
+        )
+
+
 def _groups(answer: Any) -> list[Group]:
     return [(queue, calls) for queue, calls in answer]
 
 
 def _live(call: str, raw: bytes) -> LiveCall:
-    state, fence, failures, losses, queue, at_ms, holder = msgspec.msgpack.decode(raw)
+    state, fence, failures, losses, queue, at_ms, holder = msgspec.msgpack.decode(raw)[:7]
     process = process_of(holder)
     return LiveCall(call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms), process, holder)
 
 
 _OPEN_RUN = Script("open_run")
-_ADVANCE = Script("advance")
+_ADVANCE = Script("advance", streams=True)
+_PUBLISH = Script("publish", streams=True)
+_CONSUME = Script("consume", streams=True)
+_REDO = Script("redo", streams=True)
 _EXPAND = Script("expand")
 _FAIL = Script("fail")
 _REOPEN = Script("reopen")

@@ -24,7 +24,10 @@ CALL_TASK = "mosaic.call"
 """Name of the task that runs calls: `(run_id, [call ids])`."""
 CLOSE_TASK = "mosaic.close"
 """Name of the task that closes a fan-out, the body of its chord. Same arguments."""
-CLOSE_SUFFIX = ".c"
+CONSUME_TASK = "mosaic.consume"
+"""Name of the task that reads streams for a node: drains its mailbox. Same arguments."""
+_TASKS = {".c": CLOSE_TASK, ".m": CONSUME_TASK}
+"""By the end of a call's id; every other call is a `mosaic.call`."""
 
 BatchSize = Callable[[str, Sequence[str]], int]
 """How many of these calls, in this queue, one message may carry."""
@@ -123,7 +126,7 @@ class Outbox:
     ) -> None:
         message = self._app.amqp.as_task_v2(
             uuid.uuid4().hex,
-            CLOSE_TASK if calls[0].endswith(CLOSE_SUFFIX) else CALL_TASK,
+            _TASKS.get(calls[0][-2:], CALL_TASK),
             (run_id, calls),
             root_id=run_id,
             argsrepr=describe(run_id, calls),

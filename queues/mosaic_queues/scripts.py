@@ -20,11 +20,12 @@ def _source(name: str) -> str:
 
 
 class Script:
-    """One transition: `common.lua` followed by its own file. Takes one msgpack map, answers msgpack
+    """One transition: `common.lua`, perhaps `streams.lua`, and its own file. Takes one msgpack map, answers msgpack
     (alone, or first in a list) or an integer."""
 
-    def __init__(self, name: str) -> None:
-        self.text = f"{_source('common')}\n{_source(name)}"
+    def __init__(self, name: str, *, streams: bool = False) -> None:
+        parts = ("common", "streams", name) if streams else ("common", name)
+        self.text = "\n".join(map(_source, parts))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(

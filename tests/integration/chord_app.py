@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, Task, chord, group
-from celery.signals import before_task_publish
+from celery.signals import before_task_publish, task_postrun, task_received
 
 BLOCKED_S = 60
 
@@ -45,7 +45,7 @@ def client_of(broker: str, backend: str, label: str) -> Iterator[Celery]:
 
 
 def happened(app: Celery, what: str) -> str:
-    """The key of what happened: started, bodies, errors, runs."""
+    """The key of what happened: received, started, ended, bodies, errors, runs."""
     return f"test:{app.conf.task_default_queue}:{what}"
 
 
@@ -153,6 +153,18 @@ app = chord_app(
     os.environ.get("CHORD_BACKEND", "cache+memory://"),
     os.environ.get("CHORD_LABEL", "none"),
 )
+
+
+@task_received.connect(weak=False)
+def tell_received(request: Any, **_signal: Any) -> None:
+    """A worker's main process has a task, and no queue has it any more."""
+    tell(app, "received", request.name)
+
+
+@task_postrun.connect(weak=False)
+def tell_ended(task: Task, **_signal: Any) -> None:
+    """A task is over: its result is stored, and its chord knows."""
+    tell(app, "ended", task.name)
 
 
 @before_task_publish.connect(weak=False)

@@ -6,9 +6,12 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pydantic import BaseModel
@@ -105,12 +108,13 @@ def unserializable() -> Any:
     return {"items": [1, {"lock": object()}]}
 
 
-def large(megabytes: int) -> bytes:
-    return os.urandom(1 << 20) * megabytes
+def large(megabytes: int, seed: int = 0) -> bytes:
+    """Bytes that cannot be compressed, the same for each seed."""
+    return Random(seed).randbytes(megabytes << 20)
 
 
-def size(data: bytes) -> int:
-    return len(data)
+def digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
 
 
 def leave(code: int) -> None:
@@ -143,11 +147,36 @@ def hang_for_good() -> None:
             continue
 
 
-def mark_and_pause(x: int, directory: str, pause_s: float) -> int:
-    """Leaves a file for each time that it ran."""
+def mark(x: int, directory: str) -> None:
+    """Leaves a file for each time that a call ran."""
     (Path(directory) / f"{x}-{time.monotonic_ns()}").touch()
+
+
+def mark_and_pause(x: int, directory: str, pause_s: float) -> int:
+    mark(x, directory)
     time.sleep(pause_s)
     return x
+
+
+HELD = 2
+_met, _freed = threading.Barrier(HELD + 1), threading.Event()
+
+
+def hold(x: int, directory: str) -> int:
+    """Runs until `free` ran in the same process."""
+    mark(x, directory)
+    meet()
+    assert _freed.wait(30)
+    return x
+
+
+def meet() -> None:
+    """Waits until all that `hold` run, and itself."""
+    _met.wait(30)
+
+
+def free() -> None:
+    _freed.set()
 
 
 def spin() -> None:
@@ -188,9 +217,14 @@ async def raises_async(name: str) -> None:
     raises(name)
 
 
-def who(path: str) -> int:
-    """Answers with its process, after the file's maker stopped or killed it the first time."""
+def stop_once(path: str) -> int:
+    """Writes its process into the file and stops it, the first time; answers with its process."""
     if not Path(path).exists():
         Path(path).write_text(str(os.getpid()))
-        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGSTOP)
     return os.getpid()
+
+
+def read(path: str) -> str:
+    """What a file holds; for a named pipe, what the next writer puts in."""
+    return Path(path).read_text()

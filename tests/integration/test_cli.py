@@ -6,14 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
+from json_worker import COMMAND, JsonWorker
 from typer.testing import CliRunner
 
+from mosaic_queues.connection import redact
 from mosaic_queues.settings import Settings
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
@@ -22,7 +24,6 @@ from tests.services import Worker
 pytestmark = pytest.mark.integration
 
 HERE = Path(__file__).parent
-COMMAND = [sys.executable, "-m", "mosaic_tasks.cli"]
 LEAVES_RUNS = pytest.mark.leaves("keys", reason="without a worker nobody sweeps the index of runs")
 
 WORKFLOW = """
@@ -49,6 +50,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "cli_tools.py").write_text((HERE / "cli_tools.py").read_text())
     (tmp_path / "good.yaml").write_text(WORKFLOW.replace("LAST", "join"))
     (tmp_path / "bad.yaml").write_text(WORKFLOW.replace("LAST", "broken"))
+    (tmp_path / "surrogate.yaml").write_text("{name: s, nodes: {n: {tool: 'cli_tools:names'}}, output: n}")
     return tmp_path
 
 
@@ -150,6 +152,8 @@ def test_a_failed_run_names_node_and_cause(here: Mosaic, worker: Worker) -> None
     answer = here("run", "bad.yaml")
     assert answer.returncode == ExitCode.FAILED
     assert "node 'word': ToolError: ValueError: no such luck" in answer.stderr
+    run = answer.stderr.partition("more: mosaic explain ")[2].strip()
+    assert "no such luck" in here("explain", run).stdout
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""
     document = here("run", "bad.yaml", "--json")
@@ -268,6 +272,76 @@ def test_a_wrong_input_starts_nothing(here: Mosaic) -> None:
     answer = here("run", "good.yaml", "--input", "count=many")
     assert (answer.returncode, "'count'" in answer.stderr) == (ExitCode.USAGE, True)
     assert json.loads(here("status", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("[1, 18446744073709551616]", "inputs.any[1] holds an int of 65 bits"),
+        (r'{"a": "xy\ud800"}', r"inputs.any.a holds a text with the lone surrogate '\ud800' at position 2"),
+    ],
+)
+def test_an_input_that_cannot_be_stored_is_told_with_its_place(
+    here: Mosaic, place: Path, file: str, told: str
+) -> None:
+    (place / "any.yaml").write_text("{name: w, inputs: {any: {}}, nodes: {n: {task: t}}, output: n}")
+    (place / "any.json").write_text(file)
+    answer = here("run", "any.yaml", "--input", "any=@any.json")
+    assert answer.returncode == ExitCode.USAGE
+    assert answer.stderr.startswith(f"mosaic: input 'any': {told}")
+    assert json.loads(here("status", "--json").stdout) == []
+
+
+@LEAVES_RUNS
+def test_a_result_that_no_encoding_could_give_back_fails_its_call(here: Mosaic, worker: Worker) -> None:
+    answer = here("run", "surrogate.yaml")
+    assert answer.returncode == ExitCode.FAILED
+    assert r"node 'n': NotSerializable: result[0].name holds a text with the lone surrogate" in answer.stderr
+
+
+@LEAVES_RUNS
+def test_an_error_whose_text_is_no_utf_8_is_told_and_takes_the_declared_way_out(
+    here: Mosaic, worker: Worker, place: Path
+) -> None:
+    (place / "said.yaml").write_text("{name: s, nodes: {n: {tool: 'cli_tools:misnamed'}}, output: n}")
+    assert r"node 'n': ToolError: ValueError: Jos\udce9 (in misnamed" in here("run", "said.yaml").stderr
+    (place / "out.yaml").write_text(
+        "{name: s, nodes: {n: {tool: 'cli_tools:misnamed', on_failure: {default: x}}}, output: n}"
+    )
+    assert here("run", "out.yaml").stdout == "x\n"
+
+
+@LEAVES_RUNS
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_worker_that_speaks_json(
+    here: Mosaic, environment: dict[str, str], place: Path, redis_url: str, pool: str
+) -> None:
+    arguments = ("--pool", pool, "--concurrency", "1", "--name", "speaker", "--queues", "mosaic.cpu,other")
+    with JsonWorker(*arguments, environment=environment, cwd=place) as worker:
+        assert worker.told.pop("name").startswith("speaker@")
+        assert psutil.pid_exists(worker.told.pop("pid"))
+        assert worker.told == {
+            "queues": ["mosaic.cpu", "other"],
+            "pool": pool,
+            "concurrency": 1,
+            "server": redact(redis_url),
+        }
+        assert here("run", "bad.yaml").returncode == ExitCode.FAILED
+        failed = worker.await_event("call.failed")
+        assert (failed["node"], failed["level"]) == ("word", "warning")
+        assert worker.stop() == (0, "")
+
+
+@LEAVES_RUNS
+def test_the_first_run_of_the_help_works_in_an_empty_directory(
+    mosaic: Mosaic, worker: Worker, place: Path
+) -> None:
+    told = mosaic("--help").stdout.partition("A first run")[2]
+    start, write, run = (line.strip() for line in told.splitlines()[1:4])
+    assert start == "mosaic worker"
+    subprocess.run(write, shell=True, cwd=place, check=True)
+    answer = mosaic(*run.split()[1:])
+    assert (answer.returncode, answer.stdout) == (0, "Hello\n")
 
 
 def test_a_wrong_celery_option_is_told(mosaic: Mosaic) -> None:

@@ -24,7 +24,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("MOSAIC_", "DEMO_", "OPENAI_")) and name != "PYTHONPATH"
     }
-    return {**kept, "MOSAIC_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
+    return {**kept, "MOSAIC_HOME": str(tmp_path / "home"), "DEMO_OUT": str(tmp_path / "out"), "NO_COLOR": "1"}
 
 
 def start(environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -59,17 +59,34 @@ def test_interrupting_it_leaves_no_process(environment: dict[str, str], tmp_path
     assert left_over(tmp_path) == []
 
 
+def test_without_tickets_it_ends_with_how_to_add_them(environment: dict[str, str], tmp_path: Path) -> None:
+    demo = start(environment)
+    printed, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0, printed
+    assert printed.splitlines()[-1].startswith("no tickets: `make demo TICKETS=file` adds")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "weekly-report.html",
+        "weekly-report.md",
+    ]
+    assert left_over(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
-    [("DEMO_REPO", "/nowhere/at/all", "/nowhere/at/all"), ("DEMO_TICKETS", __file__, "test_demo.py")],
-    ids=["missing repository", "unknown tickets"],
+    [
+        ("DEMO_REPO", "/nowhere/at/all", "'/nowhere/at/all' does not exist"),
+        ("DEMO_TICKETS", __file__, "test_demo.py' begins with"),
+        ("DEMO_SINCE", "[bold]blah", "since '[bold]blah' is not a date"),
+    ],
+    ids=["missing repository", "unknown tickets", "no date"],
 )
-def test_a_mistake_is_told_without_traceback(
+def test_a_mistake_is_told_once_before_anything_starts(
     environment: dict[str, str], tmp_path: Path, variable: str, value: str, told: str
 ) -> None:
     demo = start({**environment, variable: value})
     printed, _ = demo.communicate(timeout=60)
-    assert demo.returncode == 1, printed
-    assert told in printed
-    assert "Traceback" not in printed
-    assert left_over(tmp_path) == []
+    assert demo.returncode == 2, printed
+    [line] = printed.splitlines()
+    assert line.startswith("the demo did not start: ")
+    assert told in line
+    assert not (tmp_path / "home").exists()

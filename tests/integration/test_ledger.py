@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from mosaic_queues.errors import PayloadError, UnknownRun
+from mosaic_queues.errors import UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
 from mosaic_queues.ledger import Claim, Done, JoinStep, Ledger, Usage
-from mosaic_queues.sweeper import Sweeper, server_ms
+from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.definition.plan import NodePlan, Plan, link
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 
@@ -75,6 +75,28 @@ def test_a_call_is_held_by_one_process_at_a_time(ledger: Ledger) -> None:
     run_id = open_run(ledger, "0")
     assert claim(ledger, run_id, "0").fence == 1
     assert ledger.advance(run_id, holder="other", claim=["0"]).claimed == []
+
+
+def test_a_claim_tells_since_when(ledger: Ledger) -> None:
+    """Not since when the call was ready: what waited long in its queue is not overdue when it starts."""
+    run_id = open_run(ledger, "0")
+    ready_at(ledger, run_id, "0", ms=1)
+    claim(ledger, run_id, "0")
+    (claimed,) = [e for e in read_events(ledger.client, ledger.keys, run_id) if e.kind == "claimed"]
+    assert [call.at_ms for call in ledger.live_calls(run_id)] == [claimed.at_ms]
+
+
+def ready_at(ledger: Ledger, run_id: str, call: str, *, ms: int) -> None:
+    key = ledger.keys.run(run_id)[1]
+    state = msgspec.msgpack.decode(ledger.client.hget(key, call))
+    state[5] = ms
+    ledger.client.hset(key, call, msgspec.msgpack.encode(state))
+
+
+def test_a_run_s_keys_outlive_the_time_it_may_take(ledger: Ledger) -> None:
+    run_id = open_run(ledger, "0", retention_s=3_600.0)
+    lives = [ledger.client.ttl(key) for key in ledger.client.keys(f"*{run_id}*")]
+    assert min(lives) > 3_600
 
 
 def test_a_result_is_recorded_once(ledger: Ledger) -> None:
@@ -204,42 +226,6 @@ def test_envelopes_come_with_the_claims_that_read_them(ledger: Ledger) -> None:
     ledger.advance(run_id, holder="me", done=[done(claim(ledger, run_id, "0"))])
     answer = ledger.advance(run_id, holder="me", claim=["1"], read=["0", "7"])
     assert answer.outputs == {"0": NIL}
-
-
-def test_a_sweeper_goes_on_after_anything(ledger: Ledger) -> None:
-    """An upkeep that fails must not end the thread that mends runs."""
-    swept = threading.Event()
-    failed = threading.Event()
-
-    def expire() -> None:
-        failed.set()
-        raise PayloadError("the object store does not answer")
-
-    def publish(_run: str, _groups: object) -> None:
-        if failed.is_set():
-            swept.set()
-
-    run_id = f"run-{next(_ids)}"
-    ledger.list_run(run_id, now_ms=server_ms(ledger.client), keep_s=60.0)
-    ledger.open_run(
-        run_id, plan="p", name="n", inputs=NIL, roots=[(QUEUE, ["0"])], retention_s=60.0, max_run_s=60.0
-    )
-    sweeper = Sweeper(
-        ledger,
-        publish=publish,
-        oldest_message=lambda _queue: None,
-        over=lambda _run: None,
-        expire=expire,
-        pause_s=0.01,
-        grace_s=0.05,
-        plans_s=60.0,
-        lock_s=5.0,
-    )
-    sweeper.start()
-    try:
-        assert swept.wait(10)
-    finally:
-        sweeper.stop()
 
 
 def test_an_idempotency_key_gives_the_first_run(ledger: Ledger) -> None:

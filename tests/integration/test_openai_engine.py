@@ -558,7 +558,9 @@ def test_an_agent_repairs_its_answer_and_the_usage_and_price_are_summed(
                 await close_engines()
 
     answer, server = asyncio.run(main())
-    assert answer == AgentAnswer({"count": 3}, Usage(2000, 400, 0.008), "openai:m-1", repaired=True)
+    assert msgspec.structs.replace(answer, text="") == AgentAnswer(
+        {"count": 3}, Usage(2000, 400, 0.008), "openai:m-1", repaired=True
+    )
     assert "field 'count'" in server.asked[1].body["messages"][-1]["content"]
 
 

@@ -12,8 +12,9 @@ import pytest
 import redis
 
 from mosaic_queues.connection import connect
-from mosaic_queues.errors import PayloadCorrupt
-from mosaic_queues.objects import LocalObjects, expire_objects, stored_key
+from mosaic_queues.errors import PayloadCorrupt, PayloadTooLarge
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.objects import LocalObjects, expire_objects, stored_bytes_key, stored_key
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.server import EmbeddedServer
 
@@ -50,8 +51,9 @@ def store(client: redis.Redis, objects: LocalObjects) -> PayloadStore:
         inline_bytes=100,
         redis_bytes=10_000,
         max_payload_bytes=200_000_000,
+        max_run_object_bytes=150_000_000,
+        keep_s=100.0,
         objects=objects,
-        max_run_s=100.0,
     )
 
 
@@ -67,16 +69,52 @@ def test_a_small_value_touches_neither_server_nor_object_store(
     assert stored_files(tmp_path) == []
 
 
-def test_a_larger_value_lies_in_the_run_s_hash_which_expires(
-    store: PayloadStore, client: redis.Redis
-) -> None:
+def test_a_larger_value_lies_in_the_run_s_hash(store: PayloadStore, client: redis.Redis) -> None:
     value = os.urandom(5_000)
     envelope = store.pack("run", value)
     assert envelope[:1] == b"\x02"
     assert len(envelope) < 40
     assert store.unpack("run", envelope) == value
     assert client.hlen(BLOBS) == 1
-    assert 90_000 < client.pttl(BLOBS) <= 100_000
+
+
+def open_run(client: redis.Redis) -> Ledger:
+    ledger = Ledger(client, namespace=NAMESPACE)
+    ledger.open_run(
+        "run", plan="p", name="n", inputs=b"\x00\xc0", roots=[], retention_s=10.0, max_run_s=90_000.0
+    )
+    return ledger
+
+
+def test_a_value_of_a_run_that_is_never_opened_goes_soon(store: PayloadStore, client: redis.Redis) -> None:
+    store.pack("run", os.urandom(5_000))
+    assert 0 < client.ttl(BLOBS) <= 3_600
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before opening", "after opening"])
+def test_a_value_lives_as_long_as_its_open_run(
+    store: PayloadStore, client: redis.Redis, is_first: bool
+) -> None:
+    if is_first:
+        store.pack("run", os.urandom(5_000))
+    open_run(client)
+    store.pack("run", os.urandom(5_000))
+    assert abs(client.ttl(BLOBS) - client.ttl(f"{NAMESPACE}:{{run}}:run")) <= 1
+    assert client.ttl(BLOBS) > 90_000
+
+
+def test_the_values_of_a_run_that_is_over_go_with_it(store: PayloadStore, client: redis.Redis) -> None:
+    store.pack("run", os.urandom(5_000))
+    ledger = open_run(client)
+    ledger.end_run("run", "cancelled", "")
+    store.pack("run", os.urandom(5_000))
+    assert 0 < client.ttl(BLOBS) <= 10
+
+
+def test_the_first_value_after_the_end_goes_with_the_run(store: PayloadStore, client: redis.Redis) -> None:
+    open_run(client).end_run("run", "cancelled", "")
+    store.pack("run", os.urandom(5_000))
+    assert 0 < client.ttl(BLOBS) <= 10
 
 
 def test_the_same_value_is_stored_once(store: PayloadStore, client: redis.Redis) -> None:
@@ -128,8 +166,31 @@ def test_a_value_of_100_megabytes_travels_through_the_object_store(
     assert envelope[:1] == b"\x03"
     assert len(envelope) < 40
     assert store.unpack("run", envelope) == value
-    assert client.keys() == [stored_key(NAMESPACE).encode()]
+    sizes = stored_bytes_key(NAMESPACE)
+    assert set(client.keys()) == {stored_key(NAMESPACE).encode(), sizes.encode()}
+    assert 90 < client.ttl(sizes) <= 100
     assert len(stored_files(tmp_path)) == 1
+
+
+def test_the_objects_of_a_run_have_a_limit_together(
+    client: redis.Redis, objects: LocalObjects, tmp_path: Path
+) -> None:
+    store = PayloadStore(
+        client,
+        namespace=NAMESPACE,
+        inline_bytes=100,
+        redis_bytes=10_000,
+        max_payload_bytes=100_000,
+        max_run_object_bytes=50_000,
+        keep_s=100.0,
+        objects=objects,
+    )
+    store.pack("run", os.urandom(30_000))
+    with pytest.raises(PayloadTooLarge, match=r"objects take 600\d\d bytes, .*MOSAIC_MAX_RUN_OBJECT_BYTES"):
+        store.pack("run", os.urandom(30_000))
+    store.pack("run", os.urandom(15_000))
+    store.pack("other", os.urandom(30_000))
+    assert len(stored_files(tmp_path)) == 3
 
 
 def test_a_changed_object_is_corrupt(store: PayloadStore, tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from redis import Redis
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import live_processes
+from tests.services import Worker, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,32 +60,16 @@ def environment(redis_url: str, project: Path) -> dict[str, str]:
 def in_background(
     command: str, directory: Path, environment: dict[str, str], client: Redis
 ) -> Iterator[None]:
-    log = directory / "worker.log"
+    """A worker that has announced itself, and that is stopped after the block."""
     before = workers_of(client)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command.split(),
-            cwd=directory,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + 30
-        while workers_of(client) == before:
-            assert process.poll() is None, log.read_text("utf-8", "replace")
-            assert time.monotonic() < deadline, log.read_text("utf-8", "replace")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
+    with key_events(client, "z") as events:
+        worker = Worker("of the README", command.split(), environment=environment, cwd=directory)
         try:
-            process.wait(20)
+            if not any(key.endswith(":holders") and workers_of(client) != before for _, key in events):
+                pytest.fail(f"the worker did not announce itself; it printed:\n{worker.log}", pytrace=False)
+            yield
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            worker.stop()
 
 
 def workers_of(client: Redis) -> set[str]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from redis import Redis
 
-from mosaic_queues.connection import urls_of
+from mosaic_queues.connection import connect, urls_of
 from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, WaitTimeout
-from mosaic_queues.settings import Settings
 from mosaic_tasks import Flow, Run, Workflow, asubmit, get_run, list_runs, submit
 from tests.integration import run_tools as tools
 from tests.services import Workers
@@ -249,10 +249,32 @@ def test_waiting_may_end_before_the_run(worker: Workers) -> None:
     assert run.result(timeout_s=30) == 1
 
 
-def test_a_100_mb_value_travels_outside_the_messages(worker: Workers, mosaic_process: Settings) -> None:
+def memory_of_all_keys(client: Redis) -> int:
+    return sum(client.memory_usage(key, samples=0) or 0 for key in client.scan_iter(count=1_000))
+
+
+@pytest.mark.parametrize("in_server", [False, True], ids=["object", "blob"])
+def test_a_100_mb_value_is_in_no_message_and_at_most_once_in_the_server(
+    workers: Workers, redis_url: str, redis_client: Redis, in_server: bool
+) -> None:
+    env = {"MOSAIC_REDIS_BYTES": str(1 << (30 if in_server else 20)), "MOSAIC_CONTINUATION_CALLS": "0"}
+    making = workers.start(APP, QUEUES, env=env, args=["--task-events"]).wait_ready()
     flow = Flow("large")
     data = flow.tool(tools.large, megabytes=100)
-    assert finish(flow, flow.tool(tools.size, data=data)) == 100 << 20
+    flow.output(flow.tool(tools.digest, data=data, queue="later"))
+    run = submit(flow.build())
+    with connect(redis_url) as patient:
+        message = patient.blmove("later", "later", 30)
+    assert message is not None
+    assert run.id.encode() in message
+    assert len(message) < 4096
+    reading = workers.start(APP, ["later"], env=env, args=["--task-events"]).wait_ready()
+    assert run.result(timeout_s=60) == tools.digest(tools.large(100))
+    once = 100 << 20 if in_server else 0
+    assert once <= memory_of_all_keys(redis_client) < 1.25 * once + (1 << 20)
+    workers.stop()
+    for worker in (making, reading):
+        assert len(worker.log) < 1 << 16
 
 
 def test_a_value_without_a_form_is_named_with_its_place(worker: Workers) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mosaic_queues import connection, server, supervisor
 from mosaic_queues.errors import ServerStartError, ServerUnavailable
 from mosaic_queues.server import EmbeddedServer, ensure_server
 from mosaic_queues.settings import settings
+from tests.services import await_exit
 
 pytestmark = pytest.mark.integration
 
@@ -34,14 +34,6 @@ server = EmbeddedServer(Path(sys.argv[1])).start()
 print(server.redis_url, flush=True)
 sys.stdin.read()
 """
-
-
-def eventually(is_true: Callable[[], bool], *, within_s: float = 15.0) -> None:
-    """Poll until it is true; fail at the deadline."""
-    deadline = time.monotonic() + within_s
-    while not is_true():
-        assert time.monotonic() < deadline, f"{is_true} is still not true after {within_s} s"
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -59,6 +51,13 @@ def processes_of(home: Path) -> list[psutil.Process]:
             if process.cwd() == str(home / "server") and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def await_stopped(home: Path) -> None:
+    """Wait until supervisor and server have ended."""
+    for process in processes_of(home):
+        await_exit(process.pid)
+    assert processes_of(home) == []
 
 
 def server_pid(url: str) -> int:
@@ -80,7 +79,7 @@ def end_server(home: Path) -> None:
     for process in processes_of(home):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    eventually(lambda: not processes_of(home))
+    await_stopped(home)
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def start_user(home: Path) -> Iterator[Callable[..., User]]:
 def test_it_is_a_private_durable_server_without_a_port(home: Path) -> None:
     with EmbeddedServer(home) as embedded, connection.connect(embedded.redis_url) as client:
         facts = connection.server_facts(client)
-        assert facts.problems() == []
+        assert (facts.maxmemory_policy, facts.maxmemory_bytes, facts.aof_enabled) == ("noeviction", 0, True)
         assert (facts.flavour, facts.flavour_version) == ("valkey", "9.1.2")
         assert client.config_get("port")["port"] == "0"
         assert client.config_get("appendfsync")["appendfsync"] == "everysec"
@@ -181,7 +180,7 @@ def test_it_stops_with_its_last_user_and_not_before(home: Path, start_user: Call
     assert is_in_use(home)
     assert is_alive(pid)
     user.process.communicate()
-    eventually(lambda: not processes_of(home))
+    await_stopped(home)
     assert not is_alive(pid)
 
 
@@ -197,7 +196,7 @@ def test_it_stops_when_its_only_user_is_killed(home: Path, start_user: Callable[
     user = start_user()
     pid = server_pid(user.line())
     user.kill()
-    eventually(lambda: not processes_of(home))
+    await_stopped(home)
     assert not is_alive(pid)
 
 
@@ -229,8 +228,9 @@ def test_a_killed_supervisor_is_replaced_and_the_data_kept(home: Path) -> None:
         first = psutil.Process(server_pid(embedded.redis_url))
         parent = first.ppid()
         os.kill(parent, signal.SIGKILL)
-        eventually(lambda: not is_alive(first.pid) and embedded.is_watched())
+        await_exit(first.pid)
         assert client.get("key") == b"value"
+        assert embedded.is_watched()
         assert psutil.Process(server_pid(embedded.redis_url)).ppid() != parent
         assert len(processes_of(home)) == 2
 
@@ -243,7 +243,7 @@ def test_no_orphan_is_left_when_users_and_supervisor_are_killed_together(
     parent = psutil.Process(server_pid(user.line())).ppid()
     user.kill()
     os.kill(parent, signal.SIGKILL)
-    eventually(lambda: not processes_of(home))
+    await_stopped(home)
 
 
 def test_an_orphan_is_taken_over(home: Path) -> None:
@@ -252,12 +252,14 @@ def test_an_orphan_is_taken_over(home: Path) -> None:
     assert supervisor.try_lock(lock)
     path = server._choose_socket(home / "server")
     options = supervisor._options(str(home / "server"), path)
-    orphan = subprocess.Popen([server.server_binary(), *options], pass_fds=[lock], stdout=subprocess.DEVNULL)
-    os.close(lock)
-    eventually(lambda: supervisor.is_serving(path))
-    with EmbeddedServer(home) as embedded:
-        assert orphan.wait(timeout=10) == 0
-        assert server_pid(embedded.redis_url) != orphan.pid
+    command = [server.server_binary(), *options]
+    with subprocess.Popen(command, pass_fds=[lock], stdout=subprocess.PIPE, text=True) as orphan:
+        os.close(lock)
+        assert orphan.stdout is not None
+        assert any("Ready to accept connections" in line for line in orphan.stdout)
+        with EmbeddedServer(home) as embedded:
+            assert orphan.wait(timeout=10) == 0
+            assert server_pid(embedded.redis_url) != orphan.pid
 
 
 def test_a_forked_child_goes_on_using_it_after_its_parent_was_killed(
@@ -271,7 +273,8 @@ def test_a_forked_child_goes_on_using_it_after_its_parent_was_killed(
         assert is_in_use(home)
     finally:
         os.kill(child, signal.SIGKILL)
-    eventually(lambda: not is_in_use(home))
+    await_exit(child)
+    assert not is_in_use(home)
 
 
 def test_a_program_that_a_user_runs_is_no_user(home: Path, start_user: Callable[..., User]) -> None:
@@ -322,7 +325,7 @@ def test_a_deleted_directory_ends_its_server(home: Path, tmp_path: Path) -> None
     with EmbeddedServer(home) as embedded:
         pid = server_pid(embedded.redis_url)
         (home / "server").rename(tmp_path / "elsewhere")
-        eventually(lambda: not is_alive(pid))
+        await_exit(pid)
 
 
 def test_ensure_server_gives_one_object_to_the_whole_process(

@@ -87,7 +87,7 @@ def test_prompts_are_rendered_and_the_sampling_is_passed_on() -> None:
         4,
         ("END",),
     )
-    assert answer == AgentAnswer("some text", Usage(10, 3, 0.5), "recorded:m-1")
+    assert answer == AgentAnswer("some text", Usage(10, 3, 0.5), "recorded:m-1", text="some text")
     assert pieces == ["some te", "xt"]
 
 
@@ -127,13 +127,13 @@ def test_a_schema_never_fetches_what_it_refers_to() -> None:
 
 def test_an_answer_that_fits_is_not_repaired() -> None:
     answer = run(AgentPlan(prompt="p", output_schema=SCHEMA), Recorded(GOOD))
-    assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(10, 3, 0.5), "recorded")
+    assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(10, 3, 0.5), "recorded", text=GOOD)
 
 
 def test_a_repair_shows_the_model_its_answer_and_the_error_and_sums_the_usage() -> None:
     engine, pieces = Recorded('{"people": [{"name": 5}]}', GOOD), list[str]()
     answer = run(AgentPlan(prompt="p", output_schema=SCHEMA), engine, on_delta=pieces.append)
-    assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(20, 6, 1.0), "recorded", repaired=True)
+    assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(20, 6, 1.0), "recorded", repaired=True, text=GOOD)
     asked, shown, correction = engine.requests[1].messages
     assert (asked.content, shown.role, shown.content) == ("p", "assistant", '{"people": [{"name": 5}]}')
     assert "'people[0].name'" in correction.content
@@ -217,7 +217,7 @@ def test_the_model_comes_from_the_agent_then_the_environment_then_the_default(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("openia:gpt-x", r"'openia'.*known: 'extractive', 'openai:<model>'; did you mean 'openai'"),
+        ("openia:gpt-x", r"'openia'.*known: 'extractive', 'openai:<model>', 'replay:<file>'; did you mean 'openai'"),
         ("gpt-x", r"no engine is called 'gpt-x'"),
         ("openai", r"names no model; write 'openai:<name"),
     ],

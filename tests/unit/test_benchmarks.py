@@ -105,6 +105,17 @@ def test_a_report_is_one_file_with_flat_figures(harness: ModuleType, tmp_path: P
     assert data["machine"]["cores"] >= 1
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_only_the_full_sizes_have_verdicts(
+    harness: ModuleType, capsys: pytest.CaptureFixture[str], quick: bool
+) -> None:
+    report = harness.Report("made", quick, {}, machine={}, figures={"a_ratio": 0.5, "b_ratio": 0.3})
+    report.show([harness.Target("a_ratio", 0.4), harness.Target("b_ratio", 0.4)])
+    printed = capsys.readouterr().out
+    assert "0.5" in printed
+    assert ("missed" in printed, "met" in printed, "0.4" in printed) == (not quick, not quick, not quick)
+
+
 def test_idle_traffic_is_taken_off_in_proportion_to_the_time(traffic: ModuleType) -> None:
     idle = traffic.Counters(10.0, {"brpop": 20.0, "get": 10.0}, 1000.0, 500.0)
     rise = traffic.Counters(2.0, {"brpop": 14.0, "hset": 7.0}, 1200.0, 300.0).less_idle(idle)

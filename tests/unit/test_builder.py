@@ -130,6 +130,34 @@ def test_ids_are_made_from_names_and_stay_unique() -> None:
         flow.tool(made_tools.report, id="report")
 
 
+@pytest.mark.parametrize("kind", ["tool", "task", "agent"])
+def test_nodes_of_each_kind_take_the_options_of_files(kind: str) -> None:
+    subject: Any = {
+        "tool": made_tools.anything,
+        "task": "t",
+        "agent": made_tools.section,
+    }[kind]
+    flow = Flow("w")
+    first = flow.task("t", id="first", detached=True)
+    flow.output(
+        getattr(flow, kind)(
+            subject, id="x", for_each=first, as_="each", when="true", after=[first], retry=2, timeout="5m",
+            on_failure="skip", tags=["a"], queue="q", detached=True, description="d", with_={"id": 1}, more=2,
+        )
+    )  # fmt: skip
+    node = (
+        flow.build()
+        .nodes["x"]
+        .model_dump(by_alias=True, exclude_defaults=True, exclude={"tool", "task", "agent"})
+    )
+    assert node.pop("retry") == {"attempts": 2}
+    assert node == {
+        "for_each": "${first}", "as": "each", "when": "true", "after": ("first",), "timeout": 300.0,
+        "on_failure": "skip", "tags": ("a",), "queue": "q", "detached": True, "description": "d",
+        "with": {"more": 2, "id": 1},
+    }  # fmt: skip
+
+
 def test_a_handle_is_a_reference() -> None:
     handle = Handle("people")["people"][0]["full name"]
     assert str(handle) == f"{handle}" == '${people.people[0]["full name"]}'

@@ -8,8 +8,12 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
-from mosaic_queues.backend import LedgerBackend, _place, _placed, _shape, _shaped
-from mosaic_queues.chords import Part, Slot, _task_ids, _Watch
+from mosaic_queues.backend import LedgerBackend
+from mosaic_queues.broker import task_ids
+from mosaic_queues.chord_messages import place_of
+from mosaic_queues.chord_recovery import Watch
+from mosaic_queues.chord_results import in_place, in_shape, shape_of
+from mosaic_queues.chords import Part, Slot
 
 
 @pytest.fixture
@@ -22,24 +26,24 @@ def headers(task_id: str, **more: Any) -> dict[str, Any]:
 
 
 def test_header_fills_the_slot_of_its_id_and_index() -> None:
-    place = _place(headers("a"), {"chord": {"task": "body"}, "chain": None})
+    place = place_of(headers("a"), {"chord": {"task": "body"}, "chain": None})
     assert place == ("g", "a:2", (0, 0, 0))
 
 
 def test_task_outside_of_chords_has_no_place() -> None:
-    assert _place(headers("a"), {"chord": None, "chain": None}) is None
-    assert _place(headers("a"), {"chord": None, "chain": [{"options": {"task_id": "b"}}]}) is None
+    assert place_of(headers("a"), {"chord": None, "chain": None}) is None
+    assert place_of(headers("a"), {"chord": None, "chain": [{"options": {"task_id": "b"}}]}) is None
 
 
 def test_later_messages_of_a_slot_have_a_higher_order(app: Celery) -> None:
     last = app.signature("last", task_id="z", group_id="g", group_index=2, chord={"task": "body"})
     middle = app.signature("middle", task_id="y")
     steps = [
-        _place(headers("x"), {"chain": [last, middle]}),
-        _place(headers("y"), {"chain": [last]}),
-        _place(headers("y", retries=1), {"chain": [last]}),
-        _place(headers("z"), {"chord": {"task": "body"}}),
-        _place(headers("z", replaced_task_nesting=1), {"chord": {"task": "body"}}),
+        place_of(headers("x"), {"chain": [last, middle]}),
+        place_of(headers("y"), {"chain": [last]}),
+        place_of(headers("y", retries=1), {"chain": [last]}),
+        place_of(headers("z"), {"chord": {"task": "body"}}),
+        place_of(headers("z", replaced_task_nesting=1), {"chord": {"task": "body"}}),
     ]
     assert {step and step.slot for step in steps} == {"z:2"}
     orders = [step.order for step in steps if step]
@@ -51,24 +55,24 @@ def test_chain_that_ends_in_a_canvas_has_the_slot_of_its_last_task(app: Celery) 
     options = {"task_id": "z", "group_id": "g", "group_index": 0, "chord": {"task": "body"}}
     last = app.signature("last", **options)
     ends = [chord([app.signature("h")], last), group([last, app.signature("other")]), chain(last)]
-    places = [_place(headers("x"), {"chain": [dict(end)]}) for end in ends]
+    places = [place_of(headers("x"), {"chain": [dict(end)]}) for end in ends]
     assert [place and place.slot for place in places] == ["z:0", "z:0", "z:0"]
 
 
 def test_results_of_a_flat_header_have_no_shape(app: Celery) -> None:
-    assert _shape([AsyncResult("a", app=app), AsyncResult("b", app=app)]) == b""
+    assert shape_of([AsyncResult("a", app=app), AsyncResult("b", app=app)]) == b""
 
 
 def test_results_of_a_nested_header_keep_their_shape(app: Celery) -> None:
     inner = GroupResult("i", [AsyncResult("b", app=app), AsyncResult("c", app=app)], app=app)
-    shape = _shape([AsyncResult("a", app=app), inner])
+    shape = shape_of([AsyncResult("a", app=app), inner])
     assert shape == b'["a",["b","c"]]'
-    assert _shaped(["a", ["b", "c"]], {"a": 1, "b": 2, "c": 3}) == [1, [2, 3]]
+    assert in_shape(shape, {"a": 1, "b": 2, "c": 3}) == [1, [2, 3]]
 
 
 def test_quorum_results_stand_at_their_index() -> None:
     parts = [Part(1, "b", True, b""), Part(1, "b2", True, b""), Part(None, "x", True, b"")]
-    assert _placed(parts, ["b", "grown", "unplaced"], 3) == [None, "b", None, "grown", "unplaced"]
+    assert in_place(parts, ["b", "grown", "unplaced"], 3) == [None, "b", None, "grown", "unplaced"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def slot(**values: Any) -> Slot:
 
 
 def test_sweeper_minds_claims_of_the_dead_and_messages_past_the_grace() -> None:
-    watch = _Watch(now_ms=2_000, alive={"holder"}, grace_ms=1_000)
+    watch = Watch(now_ms=2_000, alive={"holder"}, grace_ms=1_000)
     assert not watch.concerns(slot())
     assert watch.concerns(slot(holder="dead"))
     assert watch.concerns(slot(status="w"))
@@ -102,4 +106,4 @@ def test_sweeper_minds_claims_of_the_dead_and_messages_past_the_grace() -> None:
 
 def test_task_id_is_read_from_a_raw_message_and_not_from_its_arguments() -> None:
     raw = b'{"headers": {"argsrepr": "\\"correlation_id\\": \\"x\\""}, "properties": {"correlation_id": "t"}}'
-    assert _task_ids(raw) == ["t"]
+    assert task_ids(raw) == ["t"]

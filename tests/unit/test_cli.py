@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import typer
+from kombu.exceptions import OperationalError
 from made_runs import START_MS, Story, fanned_out, finished, opened, report_plan
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 from rich.console import Console
 from typer.testing import CliRunner
 
 from mosaic_queues import errors
-from mosaic_queues.connection import ServerFacts
+from mosaic_queues.connection import Clock, ServerFacts
 from mosaic_queues.liveness import Process
 from mosaic_tasks.cli import application, checks, working
 from mosaic_tasks.cli.exits import ExitCode, told_errors
@@ -66,7 +68,7 @@ def test_help_documents_every_exit_code() -> None:
 def test_the_help_of_each_command_shows_an_example_and_json(command: str) -> None:
     text = mosaic(command, "--help").stdout
     assert f"mosaic {command}" in text.partition("Example")[2]
-    assert "--json" in text or command == "worker"
+    assert "--json" in text
 
 
 def test_no_argument_shows_help() -> None:
@@ -75,6 +77,25 @@ def test_no_argument_shows_help() -> None:
 
 def test_version_is_printed() -> None:
     assert mosaic("--version").stdout.startswith("mosaic-tasks ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            (command, "a\udcff")
+            for command in ("status", "events", "explain", "timeline", "result", "cancel")
+        ),
+        ("run", "x.yaml", "--key", "a\udcff"),
+        ("cancel", "r", "--reason", "a\udcff"),
+        ("worker", "--queues", "a\udcff"),
+        ("worker", "--name", "a\udcff"),
+    ],
+)
+def test_what_is_no_text_is_refused(arguments: tuple[str, ...]) -> None:
+    answer = mosaic(*arguments)
+    assert answer.exit_code == ExitCode.USAGE
+    assert r"'a\udcff' is no UTF-8 text" in answer.stderr
 
 
 def test_a_wrong_command_is_answered_with_the_nearest_one() -> None:
@@ -184,6 +205,7 @@ def test_a_file_that_is_no_json_is_told(tmp_path: Path) -> None:
         (errors.ConfigurationError("no"), 2),
         (errors.UnknownRun("no"), 3),
         (errors.ServerStartError("no"), 4),
+        (errors.ServerFull("no"), 4),
         (RedisConnectionError("no"), 4),
         (errors.NoWorker(["q"], run_id="r"), 5),
         (errors.RunCancelled("no"), 6),
@@ -195,6 +217,24 @@ def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
     with pytest.raises(typer.Exit) as raised, told_errors(debug=False, as_json=False):
         raise error
     assert raised.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RedisConnectionError("gone"), "does not answer (gone)"),
+        (OutOfMemoryError("command not allowed"), "is full"),
+        (NoPermissionError("no 'time'"), "forbids what is needed (no 'time')"),
+        (ResponseError("READONLY"), "refuses a command (READONLY)"),
+        (OperationalError("no broker"), "does not answer (no broker)"),
+    ],
+)
+def test_an_error_of_the_server_is_told_by_its_reason(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit), told_errors(debug=False, as_json=False):
+        raise error
+    assert f"mosaic: the server {words}" in capsys.readouterr().err
 
 
 def test_other_errors_pass_unchanged() -> None:
@@ -251,8 +291,6 @@ def facts(**changed: Any) -> ServerFacts:
         "maxmemory_bytes": 0,
         "used_memory_bytes": 1,
         "aof_enabled": True,
-        "clock_skew_ms": 1.0,
-        "round_trip_ms": 0.1,
     }
     return ServerFacts(**{**known, **changed})
 
@@ -262,9 +300,10 @@ def facts(**changed: Any) -> ServerFacts:
     [
         ({"version": (6, 0, 9)}, "server", "fail"),
         ({"maxmemory_policy": "allkeys-lru"}, "eviction", "warn"),
-        ({"maxmemory_policy": "allkeys-lru", "maxmemory_bytes": 1}, "eviction", "fail"),
+        ({"maxmemory_policy": "allkeys-lru", "maxmemory_bytes": 9}, "eviction", "fail"),
         ({"aof_enabled": False}, "persistence", "warn"),
-        ({"clock_skew_ms": -5_000.0}, "clock", "warn"),
+        ({"maxmemory_bytes": 100, "used_memory_bytes": 91}, "memory", "warn"),
+        ({"maxmemory_bytes": 100, "used_memory_bytes": 100}, "memory", "fail"),
     ],
 )
 def test_what_is_wrong_with_a_server_is_told_with_advice(
@@ -276,8 +315,20 @@ def test_what_is_wrong_with_a_server_is_told_with_advice(
     assert checks.worst(found) == level
 
 
-def test_nothing_is_wrong_with_a_right_server() -> None:
-    assert checks.worst(checks.check_server(facts(), "redis://here")) == "ok"
+@pytest.mark.parametrize("limit", [0, 3 << 30])
+def test_nothing_is_wrong_with_a_right_server(limit: int) -> None:
+    right = facts(maxmemory_bytes=limit, used_memory_bytes=2 << 30)
+    assert checks.worst(checks.check_server(right, "redis://here")) == "ok"
+
+
+def test_memory_is_told_in_numbers() -> None:
+    told = checks.check_server(facts(maxmemory_bytes=2 << 30, used_memory_bytes=3 << 20), "redis://here")
+    assert "3.0 MiB used of 2.0 GiB (maxmemory)" in [check.text for check in told]
+
+
+@pytest.mark.parametrize(("skew_ms", "level"), [(-5_000.0, "warn"), (900.0, "ok")])
+def test_a_clock_that_differs_is_told(skew_ms: float, level: str) -> None:
+    assert checks.check_clock(Clock(round_trip_ms=0.1, skew_ms=skew_ms)).level == level
 
 
 def test_wrong_packages_are_named() -> None:

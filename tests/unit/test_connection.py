@@ -1,11 +1,21 @@
-"""URLs of the server: both spellings, and no password in a message."""
+"""URLs of the server in both spellings, and errors that say what is wrong without the password."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from mosaic_queues.connection import ServerFacts, redact, urls_of
-from mosaic_queues.errors import ConfigurationError
+import pytest
+import redis
+from redis.exceptions import NoPermissionError, OutOfMemoryError
+
+from mosaic_queues.connection import connect, connect_async, redact, server_errors, urls_of
+from mosaic_queues.errors import (
+    ConfigurationError,
+    ServerError,
+    ServerFull,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,23 +63,49 @@ def test_a_password_is_hidden_and_nothing_else(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
-def test_a_server_with_everything_wrong_is_told_so_in_sentences() -> None:
-    facts = ServerFacts(
-        version=(5, 0, 14),
-        flavour="redis",
-        flavour_version="5.0.14",
-        mode="standalone",
-        maxmemory_policy="allkeys-lru",
-        maxmemory_bytes=1,
-        used_memory_bytes=1,
-        aof_enabled=False,
-        clock_skew_ms=-90_000.0,
-        round_trip_ms=1.0,
-    )
-    problems = "\n".join(facts.problems())
-    assert len(facts.problems()) == 4
-    for expected in ("5.0.14", "'allkeys-lru'", "append-only", "-90000 ms"):
-        assert expected in problems
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (
+            redis.ConnectionError("refused, p@ss"),
+            ServerUnavailable,
+            "does not answer (refused, ***); start it",
+        ),
+        (redis.TimeoutError("slow"), ServerUnavailable, "does not answer"),
+        (redis.AuthenticationError("WRONGPASS"), ServerUnavailable, "refuses the user or password"),
+        (OutOfMemoryError("used memory > 'maxmemory'"), ServerFull, "raise maxmemory"),
+        (redis.ResponseError("@user_script: -OOM command not allowed when used"), ServerFull, "is full"),
+        (
+            NoPermissionError("no right to 'info'"),
+            ServerRefused,
+            "forbids what is needed (no right to 'info')",
+        ),
+        (redis.ResponseError("ACL failure in script: 'hset'"), ServerRefused, "ACL SETUSER"),
+    ],
+)
+def test_what_a_user_can_mend_is_told_by_its_condition(
+    error: Exception, kind: type[ServerError], words: str
+) -> None:
+    with pytest.raises(kind) as caught, server_errors("redis://u:p%40ss@h:1/0"):
+        raise error
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert "'redis://u:***@h:1/0'" in str(caught.value)
+
+
+def test_other_errors_pass_unchanged() -> None:
+    error = redis.ResponseError("WRONGTYPE")
+    with pytest.raises(redis.ResponseError) as caught, server_errors("redis://h"):
+        raise error
+    assert caught.value is error
+    with pytest.raises(OSError, match="disk"), server_errors("redis://h"):
+        raise OSError("disk")
+
+
+@pytest.mark.parametrize("client", [connect, connect_async])
+def test_an_unknown_option_is_told_before_the_server_is_asked(client: Callable[[str], object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"'redis://:\*\*\*@h.*' has an option that .* 'speed'"):
+        client("redis://:secret@h/0?speed=1")
 
 
 @pytest.mark.parametrize(

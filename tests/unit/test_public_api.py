@@ -24,6 +24,7 @@ PUBLIC = [
     "agent",
     "asubmit",
     "compile_workflow",
+    "fold",
     "get_run",
     "install",
     "list_runs",

@@ -11,8 +11,16 @@ import made_tools
 import pytest
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.definition.grammar import RetryRule
-from mosaic_tasks.definition.tools import ToolSpec, agent, model_schema, resolve_tool, target_of, tool
+from mosaic_tasks.definition.grammar import AgentSpec, RetryRule
+from mosaic_tasks.definition.tools import (
+    AgentOptions,
+    ToolSpec,
+    agent,
+    model_schema,
+    resolve_tool,
+    target_of,
+    tool,
+)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,16 @@ def test_an_agent_is_made_from_a_prompt_or_a_function() -> None:
 
     with pytest.raises(DefinitionError, match="has no docstring, which is its prompt"):
         agent(silent)
+
+
+def test_the_options_of_an_agent_are_those_of_files() -> None:
+    given = agent("x", model="openai:m", temperature=0.5, max_tokens=9, seed=1, stop=["."], system="s")
+    assert given == AgentSpec(
+        prompt="x", model="openai:m", temperature=0.5, max_tokens=9, seed=1, stop=(".",), system="s"
+    )
+    assert set(AgentOptions.__annotations__) == set(AgentSpec.model_fields) - {"prompt"}
+    with pytest.raises(TypeError, match="no option 'modle'; did you mean 'model'"):
+        agent("x", modle="openai:m")  # type: ignore[call-overload]
 
 
 def test_a_model_has_a_schema() -> None:

@@ -1,7 +1,9 @@
 -- Records finished calls, releases what they made ready, and claims calls for the same process.
 -- arg: holder
---      done    {{id, fence, kind, {joins}}}   kind: the event to record, done or skipped; the envelope of the
---              first is ARGV[2], and so on
+--      done    {{id, fence, kind, {joins}, {marks}}}   kind: the event to record, done or skipped; the envelope of the
+--              first is ARGV[2], and so on; marks {{stream, kind, offset, count, {readers}}}: chunks without data, of streams
+--              that these calls end or add an item to
+--      fields  {{place in done, name, {joins}}}   parts of outputs that are waited for; their envelopes follow those of done
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
 --      notes   {event}   what the calls used: recorded as it is, also for stale calls, for it was spent
@@ -13,13 +15,12 @@ local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
 local found = #ids > 0 and states(ids) or {}
-local gone, outputs = {}, {}
+local gone, outputs, marks_of, is_done = {}, {}, {}, {}
 for i, item in ipairs(arg.done) do
   local id, fence, kind, joins = unpack(item)
-  local call = found[i]
-  if call and call[STATE] == CLAIMED and call[FENCE] == fence then
+  if is_held(found[i], fence) then
     gone[#gone + 1] = id
-    outputs[#outputs + 1] = string.match(id, '^(%d+)%.c$') or id   -- a close writes its node's output
+    outputs[#outputs + 1] = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
     outputs[#outputs + 1] = ARGV[i + 1]
     if not marks[kind] then
       marks[kind] = {}
@@ -27,38 +28,34 @@ for i, item in ipairs(arg.done) do
     end
     table.insert(marks[kind], id)
     for _, join in ipairs(joins) do counts[join] = (counts[join] or 0) + 1 end
+    for _, mark in ipairs(item[5] or {}) do marks_of[#marks_of + 1] = {id, fence, mark} end
+    is_done[i] = true
   else
     stale[#stale + 1] = id
   end
 end
 in_slices('HSET', OUT, outputs)
+for i, field in ipairs(arg.fields or {}) do
+  if is_done[field[1]] then announce(field[2], ARGV[#arg.done + i + 1], field[3], counts) end
+end
 
 if #arg.notes > 0 and redis.call('EXISTS', RUN) == 1 then
   for _, note in ipairs(arg.notes) do events[#events + 1] = note end
 end
 
-local groups, ends = {}, false
-for _, join in ipairs(arg.joins) do
-  local name, size, members = join[1], join[2], join[3]
-  local count = counts[name]
-  if count then
-    local total = count
-    if size ~= count then total = redis.call('HINCRBY', RUN, 'j:' .. name, count) end
-    if total == size then
-      if members then
-        for _, group in ipairs(members) do groups[#groups + 1] = group end
-      else
-        ends = true
-      end
-    end
-  end
+local woken = {}
+for _, mark in ipairs(marks_of) do
+  local id, fence, chunk = mark[1], mark[2], mark[3]
+  append(chunk[1], {chunk[2], id, fence, 0, chunk[3], chunk[4]}, '')
+  ring(chunk[5], chunk[4], chunk[2] == 'end', woken)
 end
+local groups, ends = raise(arg.joins, counts)
 if ends then
   close_run('done', '', events)
   return {cmsgpack.pack({stale, {}, {}, true})}
 end
 
-local wanted, writes, taken = arg.claim, {}, {}
+local wanted, taken, held = arg.claim, {}, {}
 local claimed = {}
 if #wanted > 0 then
   for i, call in ipairs(states(wanted)) do
@@ -66,14 +63,20 @@ if #wanted > 0 then
       call[STATE], call[FENCE], call[HOLDER] = CLAIMED, call[FENCE] + 1, arg.holder
       claimed[#claimed + 1] = {wanted[i], call[FENCE], call[FAILURES], call[LOSSES]}
       taken[#taken + 1] = wanted[i]
-      writes[#writes + 1] = wanted[i]
-      writes[#writes + 1] = cmsgpack.pack(call)
+      held[#held + 1] = call
     end
   end
   if #taken > 0 then events[#events + 1] = {'claimed', taken, arg.holder} end
-  in_slices('HSET', CALLS, writes)
 end
-local kept, ready = release(groups, events)
+local kept, ready, now = release(groups, events)
+for _, group in ipairs(woken) do ready[#ready + 1] = group end
+local writes = {}
+for i, call in ipairs(held) do
+  call[AT] = now
+  writes[#writes + 1] = taken[i]
+  writes[#writes + 1] = cmsgpack.pack(call)
+end
+in_slices('HSET', CALLS, writes)
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
 local answer = {cmsgpack.pack({stale, claimed, ready, false})}

@@ -1,17 +1,23 @@
 -- Shared by all transitions; put before each script when it is loaded.
 --
 -- KEYS of every transition, all in the slot of {run_id}:
---   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, j:<join> counters
---   2 calls   hash   live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}
+--   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, j:<join> counters
+--   2 calls   hash   live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}; at_ms: when it
+--                    became ready or was claimed, or when it is due
 --   3 out     hash   finished calls: id -> payload envelope
 --   4 events  stream field e: msgpack list of events
 --   5 blobs   hash   payloads
 --   6 end     stream one entry when the run is over: what waits for the end reads this alone
+--   7 boxes   hash   of runs with streams: s:<stream> -> 1 for each stream there is; of mailboxes: c:<call> -> cursors (msgpack
+--                    stream -> entry id), m:<call> -> state; i:<call> -> envelope of the item of a grown call
+-- and for each stream, in the same slot: s:<stream>, a stream of chunks, field c: msgpack {kind, call, fence, flush, offset,
+-- count}, field d: their data as a payload envelope. A stream is named by its node, and for a part of its output by its path.
 -- ARGV[1] is one msgpack map; payload envelopes follow as they are. A reply, where there is one, is msgpack too.
-local RUN, CALLS, OUT, EVENTS, BLOBS, END = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local READY, DELAYED, CLAIMED = 'r', 'd', 'c'
-local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER = 1, 2, 3, 4, 5, 6, 7
+local RUN, CALLS, OUT, EVENTS, BLOBS, END, BOXES = unpack(KEYS)
+local READY, DELAYED, CLAIMED, IDLE = 'r', 'd', 'c', 'i'   -- idle: a mailbox that waits for chunks
+local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER, NEED = 1, 2, 3, 4, 5, 6, 7, 8   -- need: chunks that wake an idle one
 local MAX_ARGS = 4000
+local EPOCH = 4294967296   -- claims of an epoch count from its number times this
 local MAX_EVENTS = 200000
 
 local arg = cmsgpack.unpack(ARGV[1])
@@ -36,6 +42,16 @@ local function states(ids)
   return found
 end
 
+-- The key of a stream.
+local function stream_key(stream)
+  return string.sub(RUN, 1, -4) .. 's:' .. stream
+end
+
+-- Whether the claim with this fence is the one that counts.
+local function is_held(call, fence)
+  return call and call[STATE] == CLAIMED and call[FENCE] == fence
+end
+
 -- Appends one entry and returns the server's time in milliseconds.
 local function record(events)
   local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', MAX_EVENTS, '*', 'e', cmsgpack.pack(events))
@@ -50,31 +66,71 @@ local function close_run(status, error, events)
   redis.call('HSET', RUN, 'status', status, 'ended_ms', now, 'error', error)
   redis.call('DEL', CALLS)
   redis.call('XADD', END, '*', 'status', status)
-  for _, key in ipairs({RUN, OUT, EVENTS, BLOBS, END}) do
+  for _, key in ipairs({RUN, OUT, EVENTS, BLOBS, END, BOXES}) do
     redis.call('PEXPIRE', key, retention)
+  end
+  for _, field in ipairs(redis.call('HKEYS', BOXES)) do
+    local stream = string.match(field, '^s:(.+)$')
+    if stream then redis.call('PEXPIRE', stream_key(stream), retention) end
   end
 end
 
--- Makes calls ready: the first `arg.keep` of them on queues that the caller serves are claimed for it.
--- Returns {claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}} and records `events` before.
+-- What the counted joins release, as groups; and whether the last of them was raised.
+-- joins {{join, size, {groups} | false}}, counts {join = number}
+local function raise(joins, counts)
+  local groups, ends = {}, false
+  for _, join in ipairs(joins) do
+    local name, size, members = join[1], join[2], join[3]
+    local count = counts[name]
+    if count then
+      local total = count
+      if size ~= count then total = redis.call('HINCRBY', RUN, 'j:' .. name, count) end
+      if total == size then
+        if members then
+          for _, group in ipairs(members) do groups[#groups + 1] = group end
+        else
+          ends = true
+        end
+      end
+    end
+  end
+  return groups, ends
+end
+
+-- Whether any of the streams has a chunk.
+local function any_chunk(streams)
+  for _, stream in ipairs(streams) do
+    if redis.call('EXISTS', stream_key(stream)) == 1 then return true end
+  end
+  return false
+end
+
+-- Makes calls ready. A group is {queue, {ids}, {id = {streams}}, fence}: the third are its mailboxes, idle until there is a
+-- chunk; their claims count from the fourth, or from 0.
+-- The first `arg.keep` of them on queues that the caller serves are claimed for it.
+-- Returns claimed {{id, fence, failures, losses}}, ready {{queue, {ids}}} and the time (ms); records `events` before.
 local function release(groups, events)
   local claimed, ready, writes, keep = {}, {}, {}, arg.keep or 0
   local serves = {}
   for _, queue in ipairs(arg.serves or {}) do serves[queue] = true end
-  local kept = {}
+  local kept, idle, fences = {}, {}, {}
+  local base = (#groups > 0 and redis.call('HGET', RUN, 'epoch') or 0) * EPOCH
   for _, group in ipairs(groups) do
-    local queue, ids, waiting = group[1], group[2], {}
+    local queue, ids, waiting, boxes = group[1], group[2], {}, group[3] or {}
     for _, id in ipairs(ids) do
-      if keep > 0 and serves[queue] then
+      if boxes[id] and not any_chunk(boxes[id]) then
+        idle[#idle + 1] = {id, queue}
+      elseif keep > 0 and serves[queue] then
         keep = keep - 1
-        claimed[#claimed + 1] = {id, 1, 0, 0}
-        kept[#kept + 1] = {id, queue}
+        claimed[#claimed + 1] = {id, base + (group[4] or 0) + 1, 0, 0}
+        kept[#kept + 1] = {id, queue, base + (group[4] or 0) + 1}
       else
         waiting[#waiting + 1] = id
       end
     end
     if #waiting > 0 then
       ready[#ready + 1] = {queue, waiting}
+      fences[#ready] = base + (group[4] or 0)
       events[#events + 1] = {'ready', waiting, queue}
     end
   end
@@ -86,15 +142,19 @@ local function release(groups, events)
   local now = #events > 0 and record(events) or 0
   for _, pair in ipairs(kept) do
     writes[#writes + 1] = pair[1]
-    writes[#writes + 1] = cmsgpack.pack({CLAIMED, 1, 0, 0, pair[2], now, arg.holder})
+    writes[#writes + 1] = cmsgpack.pack({CLAIMED, pair[3], 0, 0, pair[2], now, arg.holder})
   end
-  for _, group in ipairs(ready) do
-    local state = cmsgpack.pack({READY, 0, 0, 0, group[1], now, ''})
+  for i, group in ipairs(ready) do
+    local state = cmsgpack.pack({READY, fences[i], 0, 0, group[1], now, ''})
     for _, id in ipairs(group[2]) do
       writes[#writes + 1] = id
       writes[#writes + 1] = state
     end
   end
+  for _, pair in ipairs(idle) do
+    writes[#writes + 1] = pair[1]
+    writes[#writes + 1] = cmsgpack.pack({IDLE, base, 0, 0, pair[2], now, '', 1})
+  end
   in_slices('HSET', CALLS, writes)
-  return claimed, ready
+  return claimed, ready, now
 end

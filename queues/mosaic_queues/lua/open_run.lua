@@ -1,5 +1,5 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
--- arg: plan, name, roots {{queue, {ids}}}, retention_ms, max_run_ms; ARGV[2]: envelope of the inputs
+-- arg: plan, name, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends); ARGV[2]: envelope of the inputs
 -- Returns 1, or 0 when the run is already there.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
@@ -9,7 +9,7 @@ redis.call('HSET', OUT, 'in', ARGV[2])
 release(arg.roots, events)
 local entry = redis.call('XRANGE', EVENTS, '-', '+', 'COUNT', 1)[1]
 redis.call('HSET', RUN, 'created_ms', string.match(entry[1], '^%d+'))
-for _, key in ipairs({RUN, CALLS, OUT, EVENTS}) do
-  redis.call('PEXPIRE', key, arg.max_run_ms)
+for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS}) do
+  redis.call('PEXPIRE', key, arg.keep_ms)
 end
 return 1

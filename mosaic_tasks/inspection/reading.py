@@ -1,0 +1,465 @@
+"""Reads what a node puts out while it runs: texts and items as they come, to its end.
+
+A node that publishes is read from its stream. For a fan-out whose items no other node reads one by one, and for a node
+that gives all at once, there is none: their outputs are read, and the run's events only say when. All of it goes
+through the process's hub (`mosaic_queues.following`), so readers take no connection each and do not poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from mosaic_queues.errors import InputError
+from mosaic_queues.events import Event, read_events
+from mosaic_queues.following import Following, Found
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.payloads import PayloadStore
+from mosaic_queues.streams import Chunk, chunks_of
+from mosaic_tasks.definition.plan import NodePlan
+
+StreamKind = Literal["text", "items", "value", "retract", "end"]
+_NOTHING = "0-0"
+_INLINE = (b"\x00", b"\x01")
+"""First bytes of the envelopes that hold their value; see `mosaic_queues.payloads`."""
+
+
+class StreamEvent(NamedTuple):
+    """A piece of a node's output, or what became of it.
+
+    Attributes:
+        id: give it as `after`, to go on behind it: nothing is left out, and nothing comes twice.
+        node: its name.
+        kind: `text` goes on at `offset`; `items` stand from `offset` on, those of a fan-out in the order in which they
+            are done (one that comes again replaces the first); `value`: the whole output, neither text nor list, of a
+            node that gives all at once; `retract`: what was said from `offset` on does not hold; `end`: that was all, of
+            the length `offset`.
+        offset: counts characters, or items.
+        value: the text, the list of items, or the value.
+    """
+
+    id: str
+    node: str
+    kind: StreamKind
+    offset: int = 0
+    value: Any = None
+
+
+class Source(NamedTuple):
+    """The node that is read, of which run, and where the data are."""
+
+    ledger: Ledger
+    payloads: PayloadStore
+    run_id: str
+    number: int
+    name: str
+
+    def output(self) -> bytes | None:
+        """The envelope of what the node put out; None: it has not closed."""
+        return self.ledger.outputs(self.run_id, [str(self.number)])[0]
+
+    def last_event(self) -> str:
+        """The entry of the run's latest event."""
+        found: Any = self.ledger.client.xrevrange(self.ledger.keys.run(self.run_id)[3], count=1)
+        return str(found[0][0].decode()) if found else _NOTHING
+
+    def is_run_over(self) -> bool:
+        """Whether nothing more can come."""
+        return self.ledger.run(self.run_id).status != "running"
+
+    def closing(self, envelope: bytes, *, corrects: bool) -> Iterator[_Piece]:
+        """The whole output of a closed node, and its end; `corrects`: instead of what was said before."""
+        skipped = self.payloads.is_skipped(envelope) is not None
+        value = "" if skipped else self.payloads.unpack(self.run_id, envelope)
+        has_length = isinstance(value, (str, list))
+        if corrects:
+            yield _Piece("retract", 0, None)
+        if not has_length or value:
+            yield _Piece(_kind_of(value), 0, value)
+        yield _Piece("end", len(value) if has_length else 1, None)
+
+
+class _Piece(NamedTuple):
+    """A stream event without its place."""
+
+    kind: StreamKind
+    offset: int
+    value: Any
+
+
+def _kind_of(value: Any) -> StreamKind:
+    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else "value"
+
+
+class Part(Protocol):
+    """A way to read a node.
+
+    Attributes:
+        is_over: nothing more comes.
+    """
+
+    is_over: bool
+
+    def cursors(self) -> Mapping[str, str]:
+        """The streams to follow."""
+
+    def is_local(self, found: Found) -> bool:
+        """Whether `take_in` needs no trip to the server for what was found."""
+
+    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+        """What came, as events. Called once before anything was found, too."""
+
+
+class Pieces:
+    """A node that publishes: its stream.
+
+    An event's id is that of its entry. A node that closed and whose stream does not end, because it was skipped or has
+    another output than it was saying, ends with `ENTRY/1` and so on, after its last entry.
+    """
+
+    def __init__(self, source: Source, after: str | None) -> None:
+        entry, _, given = _checked(after or _NOTHING, r"\d+-\d+(/\d)?").partition("/")
+        self._source, self._cursor, self._given = source, entry, int(given or 0)
+        self._has_looked = self.is_over = False
+        keys = source.ledger.keys
+        self._stream = keys.stream(source.run_id, str(source.number))
+        self._run_end = keys.run(source.run_id)[5]
+
+    def cursors(self) -> Mapping[str, str]:
+        """Its own stream, and that of the run's end."""
+        return {self._stream: self._cursor, self._run_end: _NOTHING}
+
+    def is_local(self, found: Found) -> bool:
+        """Whether every chunk holds its value."""
+        fields = [fields for entries in found.values() for _, fields in entries]
+        return self._has_looked and all(each.get(b"d", b"")[:1] in _INLINE for each in fields)
+
+    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+        """New chunks; and the end of a node that closed without saying so in its stream."""
+        yield from self._events(chunks_of(found.get(self._stream, ())))
+        if not self.is_over and (self._run_end in found or self._was_closed()):
+            envelope = self._source.output()
+            run_id, stream = self._source.run_id, str(self._source.number)
+            yield from self._events(self._source.ledger.chunks(run_id, stream, after=self._cursor))
+            yield from self._closing(envelope)
+
+    def _was_closed(self) -> bool:
+        """Whether the node had closed when the reader came."""
+        if self._has_looked:
+            return False
+        self._has_looked = True
+        return self._source.output() is not None
+
+    def _events(self, chunks: list[Chunk]) -> Iterator[StreamEvent]:
+        values = self._values(chunks)
+        for chunk in chunks:
+            self._cursor = chunk.id
+            if chunk.kind == "end":
+                self.is_over = True
+            if chunk.kind in ("retract", "end"):
+                yield StreamEvent(chunk.id, self._source.name, chunk.kind, chunk.offset)
+            elif chunk.id in values:
+                kind: StreamKind = "text" if chunk.kind == "text" else "items"
+                yield StreamEvent(chunk.id, self._source.name, kind, chunk.offset, values[chunk.id])
+
+    def _values(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
+        """The content of each chunk, by its entry. An item without data is the output of its call, and gone when it
+        was taken back since."""
+        ledger, payloads, run_id = self._source.ledger, self._source.payloads, self._source.run_id
+        held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
+        outputs = iter(ledger.outputs(run_id, [chunk.call for chunk in held if not chunk.data]))
+        found = [(chunk, chunk.data or next(outputs)) for chunk in held]
+        kept = [(chunk, envelope) for chunk, envelope in found if envelope is not None]
+        values = payloads.unpack_many(run_id, [envelope for _, envelope in kept])
+        return {
+            chunk.id: value if chunk.data else [value] for (chunk, _), value in zip(kept, values, strict=True)
+        }
+
+    def _closing(self, envelope: bytes | None) -> Iterator[StreamEvent]:
+        if self.is_over or envelope is None or self._has_ended():
+            self.is_over = True
+            return
+        self.is_over = True
+        pieces = self._source.closing(envelope, corrects=self._cursor != _NOTHING)
+        for place, piece in enumerate(pieces, 1):
+            if place > self._given:
+                yield StreamEvent(f"{self._cursor}/{place}", self._source.name, *piece)
+
+    def _has_ended(self) -> bool:
+        """Whether the last entry that the reader knows is the stream's end."""
+        client = self._source.ledger.client
+        return any(
+            chunk.kind == "end"
+            for chunk in chunks_of(client.xrange(self._stream, self._cursor, self._cursor))
+        )
+
+
+class _Counted:
+    """A node without a stream. An event's id is how many came up to it."""
+
+    def __init__(self, source: Source, after: str | None) -> None:
+        self._source, self._given = source, int(_checked(after or "0", r"\d{1,9}"))
+        self._count, self.is_over = 0, False
+        self._after = source.last_event()
+
+    def cursors(self) -> Mapping[str, str]:
+        """The run's events from now on; what they say is read elsewhere."""
+        return {self._source.ledger.keys.run(self._source.run_id)[3]: self._after}
+
+    def is_local(self, found: Found) -> bool:
+        """Never."""
+        return False
+
+    def _counted(self, pieces: Iterable[_Piece]) -> Iterator[StreamEvent]:
+        for piece in pieces:
+            self._count += 1
+            if self._count > self._given and piece.value != []:
+                yield StreamEvent(str(self._count), self._source.name, *piece)
+
+
+class Whole(_Counted):
+    """A node that gives all at once."""
+
+    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+        """Its output, once it closed."""
+        was_over = self._source.is_run_over()
+        envelope = self._source.output()
+        self.is_over = was_over or envelope is not None
+        if envelope is not None:
+            yield from self._counted(self._source.closing(envelope, corrects=False))
+
+
+class Items(_Counted):
+    """A fan-out whose items no node reads one by one: the outputs of its calls, as they are done."""
+
+    def __init__(self, source: Source, after: str | None) -> None:
+        super().__init__(source, after)
+        self._seen, self._size = "0", 0
+
+    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+        """The items that were done, and the end once it closed."""
+        ledger, run_id = self._source.ledger, self._source.run_id
+        for event in read_events(ledger.client, ledger.keys, run_id, after=self._seen):
+            self._seen = event.id
+            yield from self._counted(self._pieces(event))
+            if event.kind == "closed":
+                self.is_over = True
+            if self.is_over:
+                return
+
+    def _pieces(self, event: Event) -> Iterator[_Piece]:
+        own = [call for call in event.calls if call.partition(".")[0] == str(self._source.number)]
+        if event.kind == "expanded" and own:
+            self._size = int(event.detail)
+        if event.kind not in ("done", "skipped"):
+            return
+        items = [call for call in own if call.partition(".")[2].isdigit()]
+        yield from self._done(items)
+        for call in own:
+            if call not in items:
+                yield from self._closed(call)
+
+    def _done(self, calls: list[str]) -> Iterator[_Piece]:
+        """Finished calls. What was given before, or was taken back since, is counted only."""
+        payloads, run_id = self._source.payloads, self._source.run_id
+        new = calls[max(0, self._given - self._count) :]
+        outputs = zip(new, self._source.ledger.outputs(run_id, new), strict=True)
+        held = {call: envelope for call, envelope in outputs if envelope is not None}
+        values = dict(zip(held, payloads.unpack_many(run_id, list(held.values())), strict=True))
+        for call in calls:
+            yield _Piece("items", int(call.partition(".")[2]), [values[call]] if call in values else [])
+
+    def _closed(self, call: str) -> Iterator[_Piece]:
+        self.is_over = True
+        envelope = self._source.output()
+        if call.endswith(".c") or envelope is None:
+            yield _Piece("end", self._size, None)
+        else:  # skipped, or ended with its default
+            yield from self._source.closing(envelope, corrects=self._count > 0)
+
+
+def part_of(source: Source, node: NodePlan, *, is_read: bool, after: str | None) -> Part:
+    """How a node is read, from behind the event `after`.
+
+    Args:
+        is_read: another node reads it piece by piece.
+
+    Raises:
+        InputError: `after` is no id of its events.
+    """
+    if node.for_each is not None and not is_read:
+        return Items(source, after)
+    return (Pieces if node.publishes else Whole)(source, after)
+
+
+def _checked(after: str, form: str) -> str:
+    if re.fullmatch(form, after) is None:
+        raise InputError(
+            f"{after!r} is no id of this node's stream; take one from: mosaic stream RUN NODE --json"
+        )
+    return after
+
+
+class _Reading:
+    """What both ways to read have in common.
+
+    Args:
+        open_part: how the node is read; may need trips to the server.
+        ring: called from another thread when there may be more.
+    """
+
+    def __init__(
+        self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool, ring: Callable[[], None]
+    ) -> None:
+        self._ledger, self._open_part, self._follow, self._ring = ledger, open_part, follow, ring
+        self._ready: deque[StreamEvent] = deque()
+        self._is_over = False
+        self._part: Part | None = None
+        self._following: Following | None = None
+        self._leave: Callable[[], object] = _nothing_to_leave
+
+    def _open(self) -> tuple[Part, Following]:
+        """The node and its streams; opened once. A reading that is dropped leaves."""
+        if self._part is None or self._following is None:
+            client, keys = self._ledger.client, self._ledger.keys
+            self._part = self._open_part()
+            self._following = Following(client, keys, self._part.cursors(), ring=self._ring)
+            finalizer = weakref.finalize(self, self._following.leave)
+            finalizer.atexit = False
+            self._leave = finalizer
+        return self._part, self._following
+
+    def _step(self, found: Found | None = None) -> None:
+        """Takes what came, or what was found at hand. Leaves when nothing more comes."""
+        try:
+            part, following = self._open()
+            if found is None:
+                found = following.take(follow=self._follow)
+            else:
+                following.advance(found)
+            self._ready.extend(part.take_in(found))
+            if part.is_over or (not found and not self._follow):
+                self._is_over = True
+        except BaseException:
+            self._is_over = True
+            raise
+        finally:
+            if self._is_over:
+                self._leave()
+
+    def _at_hand(self) -> Found | None:
+        """What the next step can take in without a trip to the server; None: it needs one."""
+        if self._part is None or self._following is None:
+            return None
+        found = self._following.at_hand()
+        return found if found is not None and self._part.is_local(found) else None
+
+
+def _nothing_to_leave() -> None:
+    """A reading that was never opened."""
+
+
+class Reading(_Reading):
+    """A node's events, one after the other: an iterator, to be closed where it is left before its end.
+
+    `close` may be called from any thread; whoever waits for the next event then is told that there is none.
+    """
+
+    def __init__(self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool) -> None:
+        self._bell = threading.Event()
+        super().__init__(ledger, open_part, follow=follow, ring=self._bell.set)
+        self._open()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamEvent:
+        while not self._ready:
+            if self._is_over:
+                raise StopIteration
+            self._bell.clear()
+            self._step()
+            if not (self._ready or self._is_over):
+                self._bell.wait()
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._is_over = True
+        self._leave()
+        self._bell.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncReading(_Reading):
+    """A node's events for coroutines. One that is cancelled while it waits for an event loses none.
+
+    What needs a trip to the server goes through a thread; what the hub has read already does not.
+    """
+
+    def __init__(self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool) -> None:
+        loop, self._bell = asyncio.get_running_loop(), asyncio.Event()
+        bell = self._bell
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(bell.set)
+
+        super().__init__(ledger, open_part, follow=follow, ring=ring)
+        self._trip: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        while not self._ready:
+            if self._is_over:
+                raise StopAsyncIteration
+            self._bell.clear()
+            await self._step_async()
+            if not (self._ready or self._is_over):
+                await self._bell.wait()
+        return self._ready.popleft()
+
+    async def _step_async(self) -> None:
+        if self._trip is None:
+            if (found := self._at_hand()) is not None:
+                self._step(found)
+                return
+            self._trip = asyncio.create_task(asyncio.to_thread(self._step))
+        trip = self._trip
+        try:
+            await asyncio.shield(trip)
+        finally:
+            if trip.done():
+                self._trip = None
+
+    async def aclose(self) -> None:
+        """Ends it."""
+        self._is_over = True
+        await asyncio.to_thread(self._leave)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+__all__ = ["AsyncReading", "Part", "Reading", "Source", "StreamEvent", "part_of"]

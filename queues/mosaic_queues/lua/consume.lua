@@ -1,0 +1,78 @@
+-- A mailbox: commits what was made of the chunks so far, and reads the next ones.
+-- arg: holder, id, fence
+--      commit   bool: ARGV[2] is the new state, `cursors` the new {stream = entry id}, `after` where to read on; otherwise cursors
+--               and state are answered, and it reads on from those cursors
+--      flushes  as in publish, their data from ARGV[3] on: what came out of the chunks
+--      grow     false, or {join, queue, {ids}, first, fence}: calls for new items, whose envelopes follow; first: nothing grew
+--               before; their claims count from `fence`
+--      undo     false, or {join, stream, first, {ids}, {readers}}: calls of items that were taken back are as if they had never been
+--      sources  {stream}, limit: how many entries of each to read
+--      need     how many chunks wake it, when it goes idle because there is nothing to read
+--      seal     false, or {join, total, {close group}}: every item has its call; ends the mailbox
+-- Returns {msgpack {state, cursors, ready}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap.
+local OPEN = 1099511627776   -- a join that still grows counts from minus this
+local call = states({arg.id})[1]
+if not is_held(call, arg.fence) then return {cmsgpack.pack({'stale', {}, {}}), ''} end
+local ready, kept, groups = {}, nil, {}
+local cursors, after, state = arg.cursors, arg.after, ''
+if arg.commit then
+  local first = append_flushes(arg.id, arg.fence, arg.flushes, 3, ready)
+  if not first then return {cmsgpack.pack({'gap', {}, {}}), ''} end
+  redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
+  if arg.grow then
+    local join, queue, ids, is_first, fence = unpack(arg.grow)
+    if is_first then redis.call('HSET', RUN, 'j:' .. join, -OPEN) end
+    local items = {}
+    for i, id in ipairs(ids) do
+      items[#items + 1] = 'i:' .. id
+      items[#items + 1] = ARGV[first + i - 1]
+    end
+    in_slices('HSET', BOXES, items)
+    groups[1] = {queue, ids, {}, fence}
+  end
+  if arg.undo then
+    local join, stream, first_item, ids, readers = unpack(arg.undo)
+    local done = 0
+    for _, id in ipairs(ids) do
+      done = done + redis.call('HDEL', OUT, id)
+      redis.call('HDEL', CALLS, id)
+    end
+    redis.call('HINCRBY', RUN, 'j:' .. join, -done)
+    if redis.call('EXISTS', stream_key(stream)) == 1 then
+      append(stream, {'retract', arg.id, arg.fence, 0, first_item, 0}, '')
+      ring(readers, 1, false, ready)
+    end
+  end
+else
+  local held = redis.call('HMGET', BOXES, 'c:' .. arg.id, 'm:' .. arg.id)
+  cursors = held[1] and cmsgpack.unpack(held[1]) or {}
+  after, state = cursors, held[2] or ''
+end
+if arg.seal then
+  local join, total, close = unpack(arg.seal)
+  if total == 0 or redis.call('HINCRBY', RUN, 'j:' .. join, OPEN - total) == 0 then groups[#groups + 1] = close end
+end
+if #groups > 0 or arg.seal then
+  local events = {}
+  if arg.grow or arg.seal then events[1] = {'expanded', arg.id, arg.seal and arg.seal[2] or arg.total, arg.holder} end
+  local _, released = release(groups, events)
+  for _, group in ipairs(released) do ready[#ready + 1] = group end
+end
+if arg.seal then
+  redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
+  return {cmsgpack.pack({'sealed', cursors, ready}), ''}
+end
+local answer, count = {}, 0
+for i, stream in ipairs(arg.sources) do
+  local entries = redis.call('XRANGE', stream_key(stream), '(' .. (after[stream] or '0-0'), '+', 'COUNT', arg.limit)
+  answer[i + 2], count = entries, count + #entries
+end
+local outcome = 'read'
+if count == 0 and arg.need then
+  outcome = 'idle'
+  local now = record({{'idle', {arg.id}, arg.holder}})
+  call[STATE], call[AT], call[HOLDER], call[NEED] = IDLE, now, '', arg.need
+  redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
+end
+answer[1], answer[2] = cmsgpack.pack({outcome, cursors, ready}), state
+return answer

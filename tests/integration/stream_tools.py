@@ -1,0 +1,167 @@
+"""Tools that stream; some wait at a gate until their test opens it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from redis import Redis
+
+from mosaic_tasks import fold
+
+GATE_S = 30
+
+
+def _server() -> Redis:
+    return Redis.from_url(os.environ["MOSAIC_REDIS_URL"])
+
+
+def gate(name: str) -> None:
+    """Waits until the test opens the gate."""
+    with _server() as server:
+        if server.blpop([f"test:gate:{name}"], timeout=GATE_S) is None:
+            raise TimeoutError(f"nobody opened the gate {name!r}")
+
+
+def open_gate(client: Redis, name: str, times: int = 1) -> None:
+    """Lets `times` waiting calls pass."""
+    client.rpush(f"test:gate:{name}", *range(times))
+
+
+def happened(client: Redis, what: str) -> list[str]:
+    """What the tools told under a name."""
+    return [raw.decode() for raw in client.lrange(f"test:told:{what}", 0, -1)]
+
+
+def await_told(client: Redis, what: str, size: int) -> list[str]:
+    """Waits until so much was told."""
+    for _ in range(size - len(happened(client, what))):
+        if client.blpop([f"test:bell:{what}"], timeout=GATE_S) is None:
+            break
+    return happened(client, what)
+
+
+def tell(what: str, value: Any) -> None:
+    """Tells the test something."""
+    with _server() as server:
+        server.rpush(f"test:told:{what}", str(value))
+        server.rpush(f"test:bell:{what}", 1)
+
+
+def first(what: str) -> bool:
+    """Whether this is the first to ask."""
+    with _server() as server:
+        return int(server.incr(f"test:first:{what}")) == 1
+
+
+def numbers(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+def gated_numbers(n: int, gate_at: int = 1) -> Iterator[int]:
+    """0..n-1, waiting at the gate `more` before the number `gate_at`."""
+    for number in range(n):
+        if number == gate_at:
+            gate("more")
+        yield number
+
+
+async def async_numbers(n: int) -> AsyncIterator[int]:
+    for number in range(n):
+        await asyncio.sleep(0)
+        yield number
+
+
+@fold(initial=0)
+def totals(state: int, values: list[int]) -> tuple[int, list[int]]:
+    """The running total after each number."""
+    emitted = []
+    for value in values:
+        state += value
+        emitted.append(state)
+    tell("totals", state)
+    return state, emitted
+
+
+@fold(initial=0, output="state")
+async def total(state: int, values: list[int]) -> tuple[int, list[int]]:
+    await asyncio.sleep(0)
+    return state + sum(values), []
+
+
+@fold(initial=(), finish=lambda state: [f"({len(state)})"], output="text")
+def spelled(state: list[int], values: list[int], mark: str = ",") -> tuple[list[int], list[str]]:
+    return [*state, *values], [f"{value}{mark}" for value in values]
+
+
+@fold(initial="")
+def upper(state: str, text: str) -> tuple[str, list[str]]:
+    return state + text, [text.upper()]
+
+
+@fold(initial=0)
+def sized(state: int, values: list[int]) -> tuple[int, list[int]]:
+    """How many numbers each batch had."""
+    return state + len(values), [len(values)]
+
+
+@fold(initial=0)
+def third_batch_fails_once(state: int, values: list[int]) -> tuple[int, list[int]]:
+    if state == 2 and first("third"):
+        raise RuntimeError("the third batch fails")
+    return state + 1, list(values)
+
+
+def double(x: int) -> int:
+    tell("doubled", x)
+    return 2 * x
+
+
+def both(a: Any, b: Any) -> list[Any]:
+    return [a, b]
+
+
+def told(x: Any) -> Any:
+    tell("seen", x)
+    return x
+
+
+@fold(initial=0)
+def listed(state: int, texts: list[str]) -> tuple[int, list[str]]:
+    return state + len(texts), [text.upper() for text in texts]
+
+
+def sentences(n: int) -> Iterator[str]:
+    for number in range(n):
+        yield f"The value number {number} is noted."
+
+
+def breaks_once(n: int, after: int, shift: int = 0) -> Iterator[int]:
+    """Raises once after `after` numbers were told on; then all but the first are shifted."""
+    is_first = first("break")
+    for number in range(n):
+        if is_first and number == after:
+            gate_until_published(after)
+            raise RuntimeError("breaks once")
+        yield number if is_first or not number else number + shift
+
+
+def gate_until_published(size: int) -> None:
+    """Waits until consumers have seen `size` numbers: the totals tell each batch."""
+    with _server() as server:
+        while (server.llen("test:told:totals")) < 1:
+            server.blpop(["test:bell:totals"], timeout=GATE_S)
+
+
+def counted(name: str, after: Any = None) -> int:
+    """How often it ran under this name."""
+    with _server() as server:
+        return int(server.incr(f"test:counted:{name}"))
+
+
+def fails_once(x: Any) -> Any:
+    if first("fails"):
+        raise RuntimeError("fails once")
+    return x
