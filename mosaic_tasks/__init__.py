@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.definition.folding import fold
     from mosaic_tasks.definition.tools import agent, tool
     from mosaic_tasks.definition.workflow import Workflow
+    from mosaic_tasks.inspection.reading import StreamEvent
 
 _HOMES = {
     "CallError": "mosaic_queues.errors",
@@ -43,6 +44,7 @@ _HOMES = {
     "RunCancelled": "mosaic_queues.errors",
     "RunFailed": "mosaic_queues.errors",
     "ServerUnavailable": "mosaic_queues.errors",
+    "StreamEvent": "mosaic_tasks.inspection.reading",
     "UnknownRun": "mosaic_queues.errors",
     "WaitTimeout": "mosaic_queues.errors",
     "Workflow": "mosaic_tasks.definition.workflow",
@@ -69,6 +71,7 @@ __all__ = [
     "RunCancelled",
     "RunFailed",
     "ServerUnavailable",
+    "StreamEvent",
     "UnknownRun",
     "WaitTimeout",
     "Workflow",

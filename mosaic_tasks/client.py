@@ -19,13 +19,13 @@ from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
-from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.execution.redoing import redo_of
 from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import RunView, project
-from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent, part_of
+from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
+from mosaic_tasks.inspection.said import said
 from mosaic_tasks.submission import submit_to
 
 WORKER_CHECK_S = 1.0
@@ -155,7 +155,7 @@ class Run:
     def astream(
         self, node: str | None = None, *, after: str | None = None, follow: bool = True
     ) -> AsyncReading:
-        """`stream` for coroutines: `async for`, and `async with` where it is left earlier. Raises with the first event."""
+        """`stream` for coroutines: `async for`, in an `async with` where it is left earlier. Its first event raises."""
         return AsyncReading(self._process.ledger, lambda: self._part(node, after), follow=follow)
 
     def _part(self, node: str | None, after: str | None) -> Part:
@@ -237,13 +237,14 @@ class Run:
 
     def explain(self) -> list[Explanation]:
         """For each node that is not over, what it waits for; `str` of each is a sentence."""
-        process = self._process
+        process, plan, view = self._process, self.plan(), self.view()
         return explain(
-            self.plan(),
-            self.view(),
+            plan,
+            view,
             self.live_calls(),
             live_processes(process.client, process.ledger.keys),
             now_ms=server_ms(process.client),
+            said=said(process.ledger, plan, view),
             sweep_s=process.settings.sweep_s,
         )
 
@@ -277,6 +278,3 @@ class Run:
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""
         return self._process.ledger.end_run(self.id, "cancelled", reason)
-
-
-__all__ = ["Run", "StreamEvent", "asubmit", "get_run", "list_runs", "submit"]

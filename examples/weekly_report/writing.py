@@ -97,17 +97,17 @@ def _of_member(member: Member, history: History) -> list[Commit]:
 
 
 def work(assignment: Assignment, repo: str) -> Work:
-    """Reads what somebody's commits changed, and tells it; programs get no facts.
+    """Reads what somebody's commits changed, and tells it.
 
     Raises:
         RepositoryError: the repository is no longer usable.
     """
-    member, commits = assignment["member"], changed(repo, assignment["commits"])
-    facts = [] if member["bot"] else _told_of(assignment, commits)
-    return Work(brief=Brief(name=member["name"], emails=member["emails"], facts=facts), commits=commits)
+    return work_of(assignment, changed(repo, assignment["commits"]))
 
 
-def _told_of(assignment: Assignment, commits: list[Commit]) -> list[list[str]]:
+def work_of(assignment: Assignment, commits: list[Commit]) -> Work:
+    """The commits, which tell their changes, and the facts in them; programs get no facts."""
+    member = assignment["member"]
     facts = _Facts(
         commits,
         assignment["tickets"],
@@ -115,7 +115,9 @@ def _told_of(assignment: Assignment, commits: list[Commit]) -> list[list[str]]:
         split=assignment["split"],
         alone=assignment["alone"],
     )
-    return _about(person(assignment["member"], facts.commits, facts.module_of), facts, assignment["steps"])
+    who = person(member, facts.commits, facts.module_of)
+    about = [] if member["bot"] else _about(who, facts, assignment["steps"])
+    return Work(brief=Brief(name=who["name"], emails=who["emails"], facts=about), commits=commits)
 
 
 @fold()

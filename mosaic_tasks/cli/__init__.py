@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mosaic_tasks.cli import defining, doctor, running, watching, working
+from mosaic_tasks.cli import defining, doctor, rerunning, running, streaming, watching, working
 from mosaic_tasks.cli.exits import told_errors
 from mosaic_tasks.cli.output import logs_to_stderr
 
@@ -93,8 +93,10 @@ for _command in (
     watching.events,
     watching.explain,
     watching.timeline,
+    streaming.stream,
     running.result,
     running.cancel,
+    rerunning.rerun,
     working.worker,
     doctor.doctor,
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from rich.text import Text
 from mosaic_queues.events import Event
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
-from mosaic_tasks.inspection.wording import duration
+from mosaic_tasks.inspection.wording import duration, listed
 
 if TYPE_CHECKING:
     from mosaic_queues.ledger import RunRecord
@@ -42,6 +43,9 @@ _STYLES: dict[NodeState, tuple[str, str]] = {
 class Display(Protocol):
     """Shows events as they come."""
 
+    def know(self, event: Event) -> None:
+        """Takes in what happened earlier."""
+
     def show(self, event: Event) -> None:
         """Takes the next event in."""
 
@@ -53,12 +57,18 @@ class Display(Protocol):
 
 
 def watch(
-    run: Run, console: Console, *, timeout_s: float | None = None, no_worker_s: float | None
+    run: Run,
+    console: Console,
+    *,
+    known: Sequence[Event] = (),
+    timeout_s: float | None = None,
+    no_worker_s: float | None,
 ) -> RunRecord:
     """Shows a run's progress until its end.
 
     Args:
         console: a terminal gets the table, anything else lines.
+        known: what happened so far and is not to be told again.
         timeout_s: as `Run.wait`.
         no_worker_s: as `Run.wait`.
 
@@ -67,18 +77,21 @@ def watch(
         NoWorker: nobody serves a queue that the run waits for.
     """
     with display(run.plan(), run.id, console) as shown:
-        follower = threading.Thread(target=_follow, args=(run, shown), name="mosaic-live", daemon=True)
+        for event in known:
+            shown.know(event)
+        after = known[-1].id if known else "0"
+        follower = threading.Thread(target=_follow, args=(run, shown, after), name="mosaic-live", daemon=True)
         follower.start()
         record = run.wait(timeout_s, no_worker_s=no_worker_s)
         follower.join(_LAST_EVENTS_S)
     return record
 
 
-def _follow(run: Run, shown: Display) -> None:
+def _follow(run: Run, shown: Display, after: str) -> None:
     from redis.exceptions import RedisError
 
     try:
-        for event in run.events(follow=True):
+        for event in run.events(follow=True, after=after):
             shown.show(event)
     except (RedisError, OSError, ValueError):
         return  # the server is away, which whoever waits tells, or the connection was closed under the reader
@@ -114,6 +127,8 @@ class Board:
         for number in self._progress.apply(event):
             self._nodes[number] = self._progress.node(number)
 
+    know = show
+
     def _render(self) -> Group:
         return render(self._progress, list(self._nodes), int(time.time() * 1000), self._console.height - 3)
 
@@ -127,7 +142,10 @@ def render(progress: Progress, nodes: Sequence[NodeView], now_ms: int, rows: int
     for node in chosen(nodes, max(rows, 1)):
         mark, style = _STYLES[node.state]
         cells = (mark, node.name, node.state, _time(node, now_ms), _calls(node))
-        table.add_row(*(Text(cell, style=style) for cell in cells), Text(_note(node, now_ms), style="dim"))
+        notes = [f"epoch {node.epoch}" if node.epoch else "", _note(node, now_ms)]
+        table.add_row(
+            *(Text(cell, style=style) for cell in cells), Text(", ".join(filter(None, notes)), style="dim")
+        )
     about = Text(summary(progress, nodes, now_ms), style="bold", no_wrap=True, overflow="ellipsis")
     return Group(table, about)
 
@@ -147,7 +165,7 @@ def summary(progress: Progress, nodes: Iterable[NodeView], now_ms: int) -> str:
     for node in nodes:
         counts[node.state] = counts.get(node.state, 0) + 1
     told = ", ".join(f"{counts[state]} {state}" for state in _ORDER if state in counts)
-    since = progress.opened_ms if progress.opened_ms is not None else now_ms
+    since = progress.begun_ms if progress.begun_ms is not None else now_ms
     took = duration((progress.closed_ms or max(now_ms, since)) - since)
     return f"{progress.plan.name} {progress.run_id}: {progress.status}, {took}: {told}"
 
@@ -158,6 +176,8 @@ def _time(node: NodeView, now_ms: int) -> str:
 
 
 def _calls(node: NodeView) -> str:
+    if node.grows and node.calls:
+        return f"{node.calls_done} of {node.calls}+ items"
     return f"{node.calls_done}/{node.calls}" if node.calls > 1 else ""
 
 
@@ -176,7 +196,7 @@ def _due(left_ms: int) -> str:
 
 
 class Lines:
-    """A line for each change of a node's state, and ten for the items of a fan-out."""
+    """A line for each change of a node's state, and ten for the items of a fan-out; some more where it grows."""
 
     def __init__(self, plan: Plan, run_id: str, console: Console) -> None:
         self._progress, self._console = Progress(plan, run_id=run_id), console
@@ -192,19 +212,40 @@ class Lines:
     ) -> None:
         """Nothing to put back."""
 
+    def know(self, event: Event) -> None:
+        """Takes in what happened earlier; prints nothing."""
+        for number in self._progress.apply(event):
+            self._take_over(number)
+
     def show(self, event: Event) -> None:
         """Takes the next event in and prints what it changed."""
         touched = self._progress.apply(event)
         if event.kind == "opened":
             self._print(event, f"run {self._progress.run_id} of {event.detail}")
+        elif event.kind == "redo":
+            self._run_again(touched, event)
         for number in touched:
             for told in self._changes(number, event):
                 self._print(event, told)
         if event.kind == "closed":
             self._print(event, f"run {event.detail}")
 
+    def _run_again(self, numbers: Sequence[int], event: Event) -> None:
+        names = [self._progress.plan.nodes[number].name for number in numbers]
+        self._print(
+            event, f"epoch {event.detail}: {listed(names)} {'run' if len(names) > 1 else 'runs'} again"
+        )
+        for number in numbers:
+            self._take_over(number)
+
+    def _take_over(self, number: int) -> None:
+        """Goes on from a node's state as from one that was told."""
+        node = self._progress.node(number)
+        self._states[number], self._told_retries[number] = node.state, node.retries
+        self._told_done[number] = node.calls_done
+
     def _print(self, event: Event, told: str) -> None:
-        since = event.at_ms - (self._progress.opened_ms or event.at_ms)
+        since = event.at_ms - (self._progress.begun_ms or event.at_ms)
         self._console.print(f"{duration(since):>10}  {told}", soft_wrap=True)
 
     def _changes(self, number: int, event: Event) -> Iterator[str]:
@@ -221,10 +262,9 @@ class Lines:
             yield f"{node.name}: process {event.holder} died, its work is taken over"
         elif node.state != before and node.state != "cancelled":
             yield _line(node, event)
-        elif node.calls_done * _STEPS // max(node.calls, 1) > self._told_done[number]:
-            self._told_done[number] = node.calls_done * _STEPS // node.calls
-            if node.calls > 1:
-                yield f"{node.name}: {_calls(node)}"
+        elif node.calls > 1 and node.calls_done - self._told_done[number] >= math.ceil(node.calls / _STEPS):
+            self._told_done[number] = node.calls_done
+            yield f"{node.name}: {_calls(node)}"
 
 
 def _line(node: NodeView, event: Event) -> str:

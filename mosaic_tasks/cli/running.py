@@ -24,6 +24,7 @@ from mosaic_tasks.cli.options import (
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
 if TYPE_CHECKING:
+    from mosaic_queues.events import Event
     from mosaic_queues.ledger import RunRecord
     from mosaic_tasks.client import Run
     from mosaic_tasks.definition.workflow import Workflow
@@ -67,10 +68,10 @@ def run(
     workflow = Workflow.from_file(file)
     started = submit(workflow, read_inputs(workflow, inputs or []), key=key)
     if not wait:
-        _say_started(started, as_json=as_json)
+        say_started(started, as_json=as_json)
         return
-    record = _watched(started, timeout_s, patience_s, quiet=as_json)
-    _conclude(started, record, output, as_json=as_json)
+    record = watched(started, timeout_s, patience_s, quiet=as_json)
+    conclude(started, record, output, as_json=as_json)
 
 
 def read_inputs(workflow: Workflow, pairs: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +104,8 @@ def _json_file(name: str, path: Path) -> Any:
         raise InputError(f"input {name!r}: {str(path)!r} is no JSON: {error}") from error
 
 
-def _say_started(started: Run, *, as_json: bool) -> None:
+def say_started(started: Run, *, as_json: bool) -> None:
+    """Prints the id of a run that nobody waits for."""
     if as_json:
         print_json({"run": started.id, "status": started.record().status})
         return
@@ -111,13 +113,17 @@ def _say_started(started: Run, *, as_json: bool) -> None:
     typer.echo(f"watch it: mosaic events {started.id} --follow", err=True)
 
 
-def _watched(started: Run, timeout_s: float | None, patience_s: float, *, quiet: bool) -> RunRecord:
+def watched(
+    started: Run, timeout_s: float | None, patience_s: float, *, quiet: bool, known: Sequence[Event] = ()
+) -> RunRecord:
+    """Waits for a run's end, and shows what happens but for what is known; Ctrl-C ends that alone."""
     from mosaic_tasks.cli.live import watch
 
     try:
         if quiet:
             return started.wait(timeout_s, no_worker_s=patience_s)
-        return watch(started, console(to_stderr=True), timeout_s=timeout_s, no_worker_s=patience_s)
+        to = console(to_stderr=True)
+        return watch(started, to, known=known, timeout_s=timeout_s, no_worker_s=patience_s)
     except KeyboardInterrupt:
         typer.echo(
             f"\nrun {started.id} goes on without this terminal\n"
@@ -152,10 +158,10 @@ def result(
     record = found.wait(timeout_s, no_worker_s=patience_s) if wait else found.record()
     if record.status == "running":
         raise WaitTimeout(f"run {run_id} is not over; wait for it with: mosaic result {run_id} --wait")
-    _conclude(found, record, output, as_json=as_json)
+    conclude(found, record, output, as_json=as_json)
 
 
-def _conclude(ended: Run, record: RunRecord, output: Path | None, *, as_json: bool) -> None:
+def conclude(ended: Run, record: RunRecord, output: Path | None, *, as_json: bool) -> None:
     """Prints what a run came to; raises what its end stands for."""
     value = _output(ended) if record.status == "done" else None
     if as_json:

@@ -12,7 +12,8 @@ from mosaic_tasks.cli.options import RunArgument, utf8
 from mosaic_tasks.cli.output import print_json_line
 
 if TYPE_CHECKING:
-    from mosaic_tasks.client import Run, StreamEvent
+    from mosaic_tasks.client import Run
+    from mosaic_tasks.inspection.reading import StreamEvent
 
 
 def stream(
@@ -44,6 +45,8 @@ def stream(
     with run.stream(node, after=after) as events:
         for event in events:
             (print_json_line if as_json else _print)(event)
+            if event.kind == "end" and last is not None and not as_json:
+                _end_line(last)
             last = event
     if last is None or last.kind != "end":
         _conclude(run)
@@ -63,6 +66,11 @@ def _print(event: StreamEvent) -> None:
             typer.echo(f"\nmosaic: {event.node} takes back what it said from {event.offset} on", err=True)
         case "end":
             return
+
+
+def _end_line(last: StreamEvent) -> None:
+    if last.kind == "text" and not last.value.endswith("\n"):
+        typer.echo()
 
 
 def _conclude(run: Run) -> None:

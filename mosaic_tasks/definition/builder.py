@@ -85,6 +85,8 @@ class AddNode(Generic[S]):
         for_each: Handle | str | None = None,
         as_: str = "item",
         when: str | None = None,
+        edges: Mapping[str, Any] | None = None,
+        batch: Mapping[str, Any] | None = None,
         after: Iterable[Handle | str] = (),
         retry: Any = None,
         timeout: float | str | None = None,
@@ -103,6 +105,8 @@ class AddNode(Generic[S]):
             id: by default made from the name of what it runs.
             for_each: the list to fan out over; `as_` names its item (default `item`).
             when: Jinja expression over ids and `inputs`; false skips the node.
+            edges: by id of a node that it reads: `"final"`, `"fields"`, `"stream"`, or the fields of an edge in a file.
+            batch: how many chunks it takes at once, as in a file.
             after: nodes that end first, without data from them.
             retry: number of attempts, or the fields of `retry` in a file.
             timeout: seconds, or a text such as `"5m"`.
@@ -115,6 +119,8 @@ class AddNode(Generic[S]):
             "for_each": str(for_each) if for_each is not None else None,
             "as": as_ if as_ != "item" else None,
             "when": when,
+            "edges": _plain(edges) if edges else None,
+            "batch": _plain(batch) if batch else None,
             "after": [_node_name(node) for node in after] or None,
             "retry": retry,
             "timeout": timeout,

@@ -92,7 +92,10 @@ class EdgeReader:
             if reason := self._no_stream(source, path):
                 report(reason)
                 return None
-        return Edge(source, "stream", paths, rule.stable)
+        if rule.by and not self._is_plain_text(source):
+            report(f"{self._ids[source]!r} gives no text, so it has no sentences")
+            return None
+        return Edge(source, "stream", paths, rule.stable, rule.by)
 
     def _paths(
         self, number: int, source: int, rule: EdgeRule, report: Callable[[str], None]

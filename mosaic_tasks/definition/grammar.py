@@ -128,6 +128,9 @@ class EdgeRule(_Part):
     fields: tuple[str, ...] = Field(
         default=(), description="parts, such as `revenue` or `risk.level`; default: those read"
     )
+    by: Literal["", "sentence"] = Field(
+        default="", description="`sentence`: a streamed text as a list of sentences"
+    )
     stable: bool = Field(default=False, description="wait until the producer closed all the same")
 
     @model_validator(mode="before")

@@ -41,12 +41,14 @@ class Edge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     Attributes:
         paths: the parts; of `for_each` exactly one, the list; the empty path is the whole output.
         stable: it starts when the producer closed all the same.
+        by: of a text's `stream`: it is read sentence by sentence.
     """
 
     source: int
     kind: EdgeKind
     paths: tuple[Path, ...]
     stable: bool = False
+    by: Literal["", "sentence"] = ""
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):

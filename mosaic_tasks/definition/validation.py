@@ -352,13 +352,17 @@ class _Checker:
     def _check_argument(self, name: str, value: Any, wanted: Schema, facts: Facts) -> None:
         ref = decode_ref(value)
         if ref is not None:
-            given = self._part_of(ref, facts, ("with", name))
+            given = _SENTENCES if self._by_sentence(ref) else self._part_of(ref, facts, ("with", name))
             reason = self._fit(given, wanted) if given and wanted else None
         else:
             literal = not self._check_parts(value, facts, name)
             reason = misfit(value, wanted) if literal and wanted else None
         if reason:
             self._report(reason, "with", name)
+
+    def _by_sentence(self, ref: Ref) -> bool:
+        rule = self._node.edges.get(self.ids[ref.source]) if ref.source >= 0 else None
+        return rule is not None and rule.by == "sentence"
 
     def _check_parts(self, value: Any, facts: Facts, name: str) -> bool:
         """Checks the references inside an argument; tells whether there are any."""
@@ -477,6 +481,7 @@ class _Checker:
 
 
 _TEXT: Schema = {"type": "string"}
+_SENTENCES: Schema = {"type": "array", "items": _TEXT}
 
 
 def _cycles(deps: list[tuple[int, ...]]) -> Iterator[list[int]]:

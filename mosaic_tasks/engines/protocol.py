@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from mosaic_queues.errors import EngineError, EngineRefused
+from mosaic_tasks.engines.reasoning import Parted, ReasoningReader
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "refused", "cancelled"]
@@ -94,11 +95,12 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A whole answer; `reasoning` is what the model wrote before it, in `<think>` tags."""
 
     text: str
     usage: Usage
     finish_reason: FinishReason
+    reasoning: str = ""
 
 
 Events = AsyncGenerator[TextDelta | Finished, None]
@@ -134,17 +136,27 @@ def continues(engine: Engine) -> bool:
 async def complete(
     engine: Engine, request: EngineRequest, *, on_delta: Callable[[str], None] | None = None
 ) -> Completion:
-    """The whole answer of `engine`, `request.prefix` included; `on_delta` sees each new piece as it comes."""
+    """The whole answer of `engine`, `request.prefix` included; `on_delta` sees each new piece as it comes.
+
+    What a model thinks before it answers is kept apart.
+    """
     if request.prefix and not continues(engine):
         raise EngineRefused(f"engine {engine.name!r} cannot continue an answer; ask it without a prefix")
-    pieces = [request.prefix]
+    pieces, thoughts = [request.prefix], [""]
+    reader = ReasoningReader()
+
+    def hear(part: Parted) -> None:
+        thoughts.append(part.reasoning)
+        pieces.append(part.answer)
+        if part.answer and on_delta is not None:
+            on_delta(part.answer)
+
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
             if isinstance(event, Finished):
-                return Completion("".join(pieces), event.usage, event.reason)
-            pieces.append(event.text)
-            if on_delta is not None:
-                on_delta(event.text)
+                hear(reader.close())
+                return Completion("".join(pieces), event.usage, event.reason, "".join(thoughts))
+            hear(Parted(event.text, "") if request.prefix else reader.feed(event.text))
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
 
 

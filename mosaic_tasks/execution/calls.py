@@ -301,7 +301,7 @@ class Execution:
             else:
                 result = work.node.tool.function(**work.node.tool.typed(work.arguments))
                 result = self._drawn(result, publication) if work.node.tool.mode == "generator" else result
-        except (Interrupted, ClaimLost, RedisError):
+        except (Interrupted, ClaimLost):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
@@ -321,6 +321,8 @@ class Execution:
             drawn.append(item)
             if publication is not None:
                 publication.items([item])
+                if publication.is_ahead:
+                    publication.wait_for_readers()
         return drawn
 
     def _end_twin(self) -> None:
@@ -409,8 +411,9 @@ class Execution:
     async def run_async(self, work: Work) -> Outcome:
         """Runs an agent or a coroutine tool on the event loop."""
         agent, usage = work.node.plan.agent, None
+        limit = asyncio.timeout(work.node.plan.timeout_s)
         try:
-            async with asyncio.timeout(work.node.plan.timeout_s):
+            async with limit:
                 if work.call.reads:
                     return await self._read_streams(work)
                 publication = self._publication(work)
@@ -419,13 +422,17 @@ class Execution:
                 else:
                     answer = await self._ask(work, agent, publication)
                     result, usage = answer.value, _usage(work, answer.model, answer.usage)
-        except TimeoutError:
-            return failure(work.node, work.claim, timed_out(work.node))
+        except TimeoutError as error:
+            return failure(work.node, work.claim, timed_out(work.node) if limit.expired() else error)
         except EngineError as error:
             spent = _usage(work, error.model, error.usage) if error.usage is not None else None
             return failure(work.node, work.claim, error)._replace(usage=spent)
-        except (asyncio.CancelledError, Interrupted, ClaimLost, RedisError):
+        except (asyncio.CancelledError, Interrupted, ClaimLost):
             raise
+        except RedisError as error:
+            if work.call.reads:  # what a fold raises is told as such
+                raise
+            return failure(work.node, work.claim, error)
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return failure(work.node, work.claim, error)
         return self._outcome(work, result, usage, publication)
@@ -439,6 +446,8 @@ class Execution:
             drawn.append(item)
             if publication is not None:
                 publication.items([item])
+                if publication.is_ahead:
+                    await asyncio.to_thread(publication.wait_for_readers)
         return drawn
 
     async def _ask(self, work: Work, agent: AgentPlan, publication: Publication | None) -> AgentAnswer:
@@ -469,7 +478,11 @@ class Execution:
             unpack=lambda envelopes: payloads.unpack_many(run_id, envelopes),
             publish=lambda groups: self.process.publish(run_id, self.plan, groups),
         )
-        kinds = {stream: self._kind(*part) for stream, part in work.node.streams.items()}
+        by = {edge.source: edge.by for edge in work.node.plan.edges}
+        kinds = {
+            stream: by[source] or self._kind(source, path)
+            for stream, (source, path) in work.node.streams.items()
+        }
         return {"holder": work.holder, "stores": stores, "streams": kinds, "batch": work.node.plan.batch}
 
     def _kind(self, source: int, path: Path) -> ContentKind:
@@ -556,9 +569,12 @@ def _output_call(source: int) -> str:
 
 
 async def _folded(node: PreparedNode, state: Any, arguments: Mapping[str, Any], kind: ContentKind) -> Applied:
-    result = node.tool.function(_own_copy(state), **node.tool.typed(arguments))
-    if inspect.isawaitable(result):
-        result = await result
+    try:
+        result = node.tool.function(_own_copy(state), **node.tool.typed(arguments))
+        if inspect.isawaitable(result):
+            result = await result
+    except RedisError as error:  # the tool's own server, not ours
+        raise ToolError(f"{type(error).__name__}: {error}") from error
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ToolError(f"a fold returns (state, items), and {node.plan.target!r} returned {_shown(result)}")
     return Applied(result[0], _emitted(result[1], kind, node))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,10 +18,15 @@ from mosaic_queues.ledger import UNDONE, Claim, Group, Ledger, Mark
 from mosaic_queues.streams import Chunk, Commit, Drain, Grow, Seal, Undo
 from mosaic_tasks.definition.plan import Batch
 from mosaic_tasks.execution.content import ContentKind, UnpackMany, content_of, joined, nothing
+from mosaic_tasks.execution.markers import Marker, MarkerReader
 from mosaic_tasks.execution.publishing import Outlet
 
 ENTRIES_READ = 512
 """Entries of a stream that one trip reads."""
+
+
+SourceKind = Literal["text", "item", "sentence"]
+"""How a stream is read: as text, as items, or as the sentences of a text."""
 
 
 class Source:
@@ -93,6 +98,34 @@ class Source:
         return _before(min(left, key=_entry_key)) if left else self.cursor
 
 
+class SentenceSource(Source):
+    """A text that is read sentence by sentence (headings count as such): what is not complete yet stays."""
+
+    def available(self) -> int:
+        """How many sentences can be consumed now."""
+        return len(self._sentences(self._text()))
+
+    def consume(self, most: int) -> Any:
+        """The next sentences, at most so many (0: all)."""
+        text = self._text()
+        found = self._sentences(text)
+        taken = found[:most] if most else found
+        is_all = self.end is not None and len(taken) == len(found)
+        self.position += len(text) if is_all else taken[-1].end if taken else 0
+        return [marker.text for marker in taken]
+
+    def _text(self) -> str:
+        return "".join(part for _, part in self._contiguous())
+
+    def _sentences(self, text: str) -> list[Marker]:
+        reader = MarkerReader()
+        return reader.feed(text) + (reader.close() if self.end is not None else [])
+
+
+def _source(stream: str, kind: SourceKind) -> Source:
+    return SentenceSource(stream, kind="text") if kind == "sentence" else Source(stream, kind=kind)
+
+
 def _entry_key(entry: str) -> tuple[int, int]:
     ms, _, number = entry.partition("-")
     return int(ms), int(number)
@@ -148,13 +181,13 @@ class Mailbox:
         *,
         holder: str,
         stores: Stores,
-        streams: Mapping[str, ContentKind],
+        streams: Mapping[str, SourceKind],
         batch: Batch,
         initial: Any = None,
     ) -> None:
         self._run_id, self._claim, self._holder, self._stores = run_id, claim, holder, stores
         self._batch, self._initial, self._kinds = batch, initial, dict(streams)
-        self._sources = {stream: Source(stream, kind=kind) for stream, kind in streams.items()}
+        self._sources = {stream: _source(stream, kind) for stream, kind in streams.items()}
         self._kept = _Kept(initial)
 
     async def run(self) -> bool:
@@ -217,7 +250,8 @@ class Mailbox:
         return sum(map(len, drain.chunks.values()))
 
     def _contents(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The content of each chunk, by its entry. An item without data is the output of its call, unless that was undone."""
+        """The content of each chunk, by its entry. An item without data is the output of its call, unless that was
+        undone."""
         held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
         named = [chunk.call for chunk in held if not chunk.data]
         outputs = dict(zip(named, self._stores.ledger.outputs(self._run_id, named), strict=True))
@@ -339,7 +373,7 @@ class Folding(Mailbox):
         said = self.whole()
         self._kept = _Kept(self._initial, said=len(said))
         self._outlet.begin_again(said)
-        self._sources = {stream: Source(stream, kind=kind) for stream, kind in self._kinds.items()}
+        self._sources = {stream: _source(stream, kind) for stream, kind in self._kinds.items()}
         self._take_in(self._consume(Commit({}, {}, self._stores.pack(msgspec.to_builtins(self._kept)))))
         for stream, source in self._sources.items():
             chunks = self._stores.ledger.chunks(self._run_id, stream, after=source.cursor)

@@ -177,7 +177,7 @@ class Drive:
                 self._running = running
                 outcome = self.execution.run(work)
         except Interrupted:
-            outcome = failure(work.node, work.claim, running.context.reason or Interrupted())
+            outcome = failure(work.node, work.claim, running.reason or Interrupted())
         finally:
             self._running = None
         self._settle(work.claim, outcome, time.perf_counter() - begun)
@@ -190,7 +190,7 @@ class Drive:
             try:
                 outcome = await self.execution.run_async(work)
             except Interrupted:
-                outcome = failure(work.node, work.claim, running.context.reason or timed_out(work.node))
+                outcome = failure(work.node, work.claim, running.reason or timed_out(work.node))
             except asyncio.CancelledError as error:
                 if running.is_interrupted:
                     raise
@@ -213,7 +213,7 @@ class Drive:
         except (Interrupted, asyncio.CancelledError):
             forget_loop()
             for work in list(running.works):
-                reason = running.context.reason or RunCancelled("the run is over")
+                reason = running.reason or RunCancelled("the run is over")
                 self._settle(work.claim, failure(work.node, work.claim, reason), 0.0)
         finally:
             self._running = None
@@ -458,7 +458,7 @@ class Drive:
         """Records calls that cannot be interrupted as failed, and ends the process."""
         self.process.reporter.flush()
         for work in list(running.works):
-            reason = running.context.reason or timed_out(work.node)
+            reason = running.reason or timed_out(work.node)
             self._fail(work.claim, failure(work.node, work.claim, reason))
         self._commit_now()
         names = [work.node.name for work in running.works]

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from mosaic_queues.connection import connect
+from mosaic_queues.following import close_hub
 from mosaic_queues.ledger import Claim, Group, Ledger, Redo
 from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
@@ -133,6 +134,7 @@ class Process:
     def close(self) -> None:
         """Says goodbye; what is still claimed is re-issued."""
         close_loop()
+        close_hub(self.client, self.ledger.keys)
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()

@@ -17,9 +17,10 @@ from typing import Any
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import ClaimLost
+from mosaic_queues.errors import ClaimLost, PayloadError
 from mosaic_queues.ledger import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_queues.streams import Flush, Piece
+from mosaic_queues.values import encode
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.content import ContentKind, content_of, joined, nothing
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
@@ -33,6 +34,8 @@ COALESCE_S = 0.02
 FLUSH_TEXT = 16_384
 """Characters that are published without waiting."""
 FLUSH_ITEMS = 256
+LAG_LOOK_MS = 1000
+"""A producer that waits for readers looks so often whether they still run."""
 AGAIN_S = 0.2
 """Pause before chunks are sent again to a server that does not answer."""
 FLUSHES_AHEAD = 4
@@ -45,6 +48,7 @@ class Outlet:
     Attributes:
         earlier: what earlier attempts published, up to where this one differs.
         position: where the next piece of this attempt belongs: characters or items.
+        waiting: how much waits: characters or items.
     """
 
     def __init__(
@@ -54,13 +58,9 @@ class Outlet:
         self.earlier, self.position = earlier, position
         self._pieces: list[Any] = []
         self._waiting: list[Any] = []
+        self.waiting = 0
         self._retract: int | None = None
         self._flushes = 0
-
-    @property
-    def waiting(self) -> int:
-        """How much waits: characters or items."""
-        return sum(len(piece) for piece in self._waiting)
 
     @property
     def is_due(self) -> bool:
@@ -75,14 +75,19 @@ class Outlet:
         if same < len(piece):
             self._drop_earlier(self.position - len(piece) + same)
             self._waiting.append(piece[same:])
+            self.waiting += len(piece) - same
 
     def _confirmed(self, piece: Any) -> int:
         """How much of the piece is what an earlier attempt published at this place."""
         known = self.earlier[self.position : self.position + len(piece)]
-        if known == piece:
-            return len(piece)
+        if not known or self._are_same(known, piece[: len(known)]):
+            return len(known)
         pairs = enumerate(zip(known, piece, strict=False))
-        return next((place for place, (old, new) in pairs if old != new), len(known))
+        return next(place for place, pair in pairs if not self._are_same(*pair))
+
+    def _are_same(self, old: Any, new: Any) -> bool:
+        """Items are compared as they are stored: 1 is not True, and a tuple has become a list."""
+        return bool(old == new) if self.kind == "text" else encode(old) == encode(new)
 
     def _drop_earlier(self, place: int) -> None:
         """From `place` on this attempt says something else."""
@@ -118,7 +123,7 @@ class Outlet:
             pieces.append(Piece("retract", self._retract, 0, b""))
         if waiting:
             pieces.append(Piece(self.kind, start, len(waiting), pack(waiting)))
-        self._waiting, self._retract = [], None
+        self._waiting, self.waiting, self._retract = [], 0, None
         self._flushes += 1
         return Flush(self.stream, self._flushes, self.readers, pieces)
 
@@ -159,6 +164,8 @@ class Publication:
         self._flushing = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._flushed_at = 0.0
+        self._server_bytes = 0
+        self._looked_at = 0
         self._batches: deque[tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]] = deque()
         self._error: Exception | None = None
         self._announced = self._announced_earlier()
@@ -197,11 +204,17 @@ class Publication:
         if is_due:
             publisher().due(self, at=0.0 if waiting >= most else self._flushed_at + COALESCE_S)
         if waiting >= FLUSHES_AHEAD * most:
-            with self._room:
-                self._room.wait_for(lambda: outlet.waiting < most or self._error is not None)
+            self._wait_for_room(outlet, most)
+
+    def _wait_for_room(self, outlet: Outlet, most: int) -> None:
+        """Until the publisher has caught up; in slices, between which the call can be interrupted."""
+        with self._room:
+            while outlet.waiting >= most and self._error is None:
+                self._room.wait(AGAIN_S)
 
     def field(self, path: Path, value: Any) -> None:
-        """A part of the output is complete: calls that wait for it may start. What was announced before stays, for now."""
+        """A part of the output is complete: calls that wait for it may start. What was announced before stays, for
+        now."""
         steps = self._plan.announced(self._number).get(path)
         name = stream_name(self._number, path)
         if steps is None or name in self._announced:
@@ -223,8 +236,10 @@ class Publication:
         return {name: envelope for name, envelope in zip(names, found, strict=True) if envelope is not None}
 
     def open_parts(self, parts: Sequence[Field]) -> list[Field]:
-        """The parts of the output that are still to be announced. Where one was announced otherwise, the calls that read it
-        run again, with what it is in the end."""
+        """The parts of the output that are still to be announced.
+
+        Where one was announced otherwise, the calls that read it run again, with what it is in the end.
+        """
         changed = [part for part in parts if self._announced.get(part.name, part.envelope) != part.envelope]
         if changed:
             self._correct(changed)
@@ -272,35 +287,80 @@ class Publication:
             raise self._error
 
     def flush(self) -> None:
-        """Publishes what waits, now."""
+        """Publishes what waits, now. When the server is away it stays, and is sent again as it is.
+
+        Raises:
+            ClaimLost: the claim is not this one any more.
+            PayloadError: something cannot be stored.
+        """
         with self._flushing:
-            with self._lock:
-                flushes = [flush for outlet in self._outlets.values() if (flush := outlet.take(self._pack))]
-                fields, self._fields = self._fields, []
-                joins = list(self._joins.values()) if fields else []
-                self._flushed_at = time.monotonic()
-            if flushes or fields:
-                self._batches.append((flushes, fields, joins))
-            while self._batches:
-                self._publish(*self._batches[0])
-                self._batches.popleft()
+            try:
+                self._take()
+                while self._batches:
+                    self._publish(*self._batches[0])
+                    self._batches.popleft()
+            except RedisError:
+                raise
+            except Exception as error:
+                self._error = error
+                raise
+            finally:
+                with self._room:
+                    self._room.notify_all()
+
+    def _take(self) -> None:
+        """Makes a batch of what waits. It is there before it is filled: nothing that was taken is lost when the content
+        of the next outlet cannot be stored."""
+        with self._lock:
+            flushes: list[Flush] = []
+            fields, self._fields = self._fields, []
+            self._batches.append((flushes, fields, list(self._joins.values()) if fields else []))
+            self._flushed_at = time.monotonic()
+            outlets = self._outlets.values()
+            flushes.extend(flush for each in outlets if (flush := each.take(self._pack_chunk)))
 
     def _publish(self, flushes: Sequence[Flush], fields: Sequence[Field], joins: Sequence[JoinStep]) -> None:
-        """Sends one batch; when the server is away it stays, and is sent again as it is."""
-        try:
-            ready = self._process.ledger.publish(
-                self._run_id, self._claim, holder=self._holder, flushes=flushes, fields=fields, joins=joins
-            )
-        except ClaimLost as error:
-            self._error = error
-            raise
-        finally:
-            with self._room:
-                self._room.notify_all()
+        if not (flushes or fields):
+            return
+        ready = self._process.ledger.publish(
+            self._run_id, self._claim, holder=self._holder, flushes=flushes, fields=fields, joins=joins
+        )
         self._process.publish(self._run_id, self._plan, ready)
 
     def _pack(self, value: Any) -> bytes:
         return self._process.payloads.pack(self._run_id, value)
+
+    def _pack_chunk(self, content: Any) -> bytes:
+        """Chunks stay in the server up to a limit, later ones go outside."""
+        payloads = self._process.payloads
+        outside = self._server_bytes > self._process.settings.stream_bytes
+        envelope = payloads.pack(self._run_id, content, outside=outside)
+        self._server_bytes += payloads.bytes_in_server(envelope)
+        return envelope
+
+    # -- readers that are slower -----------------------------------------------------------------------------------
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it is time to look how far readers are behind: after each quarter of the limit."""
+        published = sum(outlet.position for outlet in self._outlets.values() if outlet.readers)
+        return published - self._looked_at > self._process.settings.stream_lag // 4
+
+    def wait_for_readers(self) -> None:
+        """Blocks while a reader that runs is too far behind. Readers that wait for a worker do not count: it may be
+        this one."""
+        most = self._process.settings.stream_lag
+        ledger, run_id, after = self._process.ledger, self._run_id, "0"
+        streams = {outlet.stream: outlet.readers for outlet in self._outlets.values() if outlet.readers}
+        self._looked_at = sum(outlet.position for outlet in self._outlets.values() if outlet.readers)
+        try:
+            if not streams or ledger.lag(run_id, streams) <= most:
+                return
+            while ledger.lag(run_id, streams, wait=True) > most:
+                self._check()
+                after = ledger.await_reading(run_id, streams, after=after, block_ms=LAG_LOOK_MS)
+        except RedisError as error:
+            log.warning("publication.lag", what="readers cannot be seen, the call goes on", error=str(error))
 
     def _unpack(self, envelopes: Sequence[bytes]) -> list[Any]:
         return self._process.payloads.unpack_many(self._run_id, envelopes)
@@ -358,8 +418,10 @@ class Publisher:
         except RedisError as error:
             log.warning("publisher.down", what="server does not answer, chunks wait", error=str(error))
             self.due(publication, at=time.monotonic() + AGAIN_S)
+        except PayloadError as error:
+            log.info("publisher.refused", what="chunks cannot be stored, the call fails", error=str(error))
         except Exception:
-            log.exception("publisher.failed", what="chunks could not be published")
+            log.exception("publisher.failed", what="chunks could not be published, the call fails")
 
 
 _publishers: dict[int, Publisher] = {}

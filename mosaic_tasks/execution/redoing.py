@@ -1,4 +1,5 @@
-"""Which nodes run again when some do: those, and all that depends on them. Pure: a plan in, what the ledger needs out."""
+"""Which nodes run again when some do: those, and all that depends on them. Pure: a plan in, what the ledger needs
+out."""
 
 from __future__ import annotations
 

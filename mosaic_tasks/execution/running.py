@@ -23,12 +23,14 @@ class Running:
     Attributes:
         context: interrupts the thread.
         since: monotonic time of the start.
+        reason: why the watch ends it.
     """
 
     def __init__(self, works: Sequence[Work], *, together: bool) -> None:
         self.works, self.context, self.since = list(works), Interruptible(), time.monotonic()
         self._together = together
         self._interrupted_at: float | None = None
+        self.reason: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -56,7 +58,7 @@ class Running:
         """Ends what runs. `politely`: coroutines are cancelled on their loop rather than interrupted."""
         if self._interrupted_at is not None:
             return
-        self._interrupted_at = now
+        self._interrupted_at, self.reason = now, reason
         if politely and self._together and self._loop is not None:
             for task in list(self._tasks):
                 self._loop.call_soon_threadsafe(task.cancel)

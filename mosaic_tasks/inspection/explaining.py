@@ -1,6 +1,6 @@
 """Says in sentences what each unfinished node of a run waits for, or how a finished run ended.
 
-Pure: the run's state, its live calls, the live processes and the time in, sentences out.
+Pure: the run's state, its live calls, what its streams hold, the live processes and the time in, sentences out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 from mosaic_queues.ledger import LiveCall
 from mosaic_queues.liveness import Process
-from mosaic_tasks.definition.plan import NodePlan, Plan
+from mosaic_tasks.definition.plan import Edge, NodePlan, Path, Plan, Wait
+from mosaic_tasks.definition.references import path_text
+from mosaic_tasks.execution.prepared import MAILBOX, stream_name
 from mosaic_tasks.inspection.progress import NodeView, RunView
+from mosaic_tasks.inspection.said import NOTHING, Said
 from mosaic_tasks.inspection.wording import counted, duration, listed
 
 SWEEP_S = 0.5
@@ -34,6 +37,7 @@ def explain(
     processes: Sequence[Process],
     *,
     now_ms: int,
+    said: Said = NOTHING,
     sweep_s: float = SWEEP_S,
 ) -> list[Explanation]:
     """What each node that is not over waits for: first the nodes whose calls live, then those behind them.
@@ -42,6 +46,7 @@ def explain(
         live_calls: the ledger's.
         processes: those that are alive.
         now_ms: the server's clock.
+        said: what the streams hold that the nodes read.
         sweep_s: pause between two sweeps of a worker.
     """
     if view.status != "running":
@@ -49,19 +54,21 @@ def explain(
     by_node: dict[int, list[LiveCall]] = {}
     for call in live_calls:
         by_node.setdefault(int(call.call.partition(".")[0]), []).append(call)
-    world = _World(processes, now_ms, sweep_s)
+    world, producers = _World(processes, now_ms, sweep_s), _Producers(plan, view, said)
     active = [
-        Explanation(view.nodes[number].name, _active(plan.nodes[number], view.nodes[number], calls, world))
+        Explanation(
+            view.nodes[number].name, _active(plan.nodes[number], view.nodes[number], calls, world, producers)
+        )
         for number, calls in sorted(by_node.items())
     ]
-    return active + list(_waiting(plan, view, by_node.keys()))
+    return active + list(_waiting(plan, view, by_node.keys(), producers))
 
 
 def ending(view: RunView) -> str:
     """How a finished run ended, in one line."""
-    took = ""
-    if view.opened_ms is not None and view.closed_ms is not None:
-        took = f" after {duration(view.closed_ms - view.opened_ms)}"
+    took = f" in epoch {view.epoch}" if view.epoch else ""
+    if view.begun_ms is not None and view.closed_ms is not None:
+        took += f" after {duration(view.closed_ms - view.begun_ms)}"
     if view.status == "done":
         counts = view.counts()
         skipped = f", {counts['skipped']} skipped" if "skipped" in counts else ""
@@ -89,9 +96,11 @@ class _World:
         return duration(self.now_ms - at_ms)
 
 
-def _active(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
+def _active(
+    plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World, producers: _Producers
+) -> str:
     """One clause for the calls in each state, fan-out progress before them."""
-    clauses = [_items(node)] if plan.for_each is not None and node.calls else []
+    clauses = [_items(node)] if plan.for_each is not None and (node.calls or node.grows) else []
     ready = [call for call in calls if call.state == "ready"]
     delayed = [call for call in calls if call.state == "delayed"]
     claimed = [call for call in calls if call.state == "claimed"]
@@ -101,16 +110,23 @@ def _active(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _W
         clauses.append(_ready(plan, node, ready, world))
     if delayed:
         clauses.append(_delayed(plan, node, delayed, world))
+    if any(call.state == "idle" for call in calls):
+        clauses.append(producers.chunks(plan))
     return "; ".join(clauses)
 
 
 def _items(node: NodeView) -> str:
     left = node.calls - node.calls_done
-    return (
-        f"{node.calls_done} of {counted(node.calls, 'item')} done, {left} left"
-        if left
-        else (f"all {counted(node.calls, 'item')} done")
-    )
+    if node.grows:
+        done = (
+            f"{node.calls_done} of {counted(node.calls, 'item')} so far done"
+            if node.calls
+            else "no item so far"
+        )
+        return f"{done}, its list still grows"
+    if left:
+        return f"{node.calls_done} of {counted(node.calls, 'item')} done, {left} left"
+    return f"all {counted(node.calls, 'item')} done"
 
 
 def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
@@ -130,11 +146,10 @@ def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _Wo
 def _subject(plan: NodePlan, calls: Sequence[LiveCall]) -> str:
     if plan.for_each is None:
         return "it waits"
-    if any(call.call.endswith(".c") for call in calls):
-        return "collecting them waits"
-    if not any("." in call.call for call in calls):
-        return "reading its list waits"
-    return f"{counted(len(calls), 'item')} {'waits' if len(calls) == 1 else 'wait'}"
+    items = [call for call in calls if _item(call)]
+    if items:
+        return f"{counted(len(items), 'item')} {'waits' if len(items) == 1 else 'wait'}"
+    return f"{'collecting them' if calls[0].call.endswith('.c') else 'reading its list'} waits"
 
 
 def _delayed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
@@ -155,14 +170,14 @@ def _attempt(plan: NodePlan, call: LiveCall) -> str:
 
 def _item(call: LiveCall) -> str:
     _, dot, item = call.call.partition(".")
-    return f" of item {item}" if dot and item != "c" else ""
+    return f" of item {item}" if dot and item.isdigit() else ""
 
 
 def _claimed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> Iterator[str]:
-    by_holder: dict[str, list[LiveCall]] = {}
+    by_holder: dict[tuple[str, bool], list[LiveCall]] = {}
     for call in calls:
-        by_holder.setdefault(call.holder, []).append(call)
-    for holder, held in by_holder.items():
+        by_holder.setdefault((call.holder, bool(_item(call))), []).append(call)
+    for (holder, _), held in by_holder.items():
         what = "it" if plan.for_each is None or not _item(held[0]) else counted(len(held), "item")
         if holder in world.alive:
             yield _running(plan, node, held, what, world)
@@ -176,8 +191,14 @@ def _running(plan: NodePlan, node: NodeView, held: Sequence[LiveCall], what: str
     losses = max(call.losses for call in held)
     again += f", after {counted(losses, 'process', 'processes')} died with it" if losses else ""
     timeout = f", its timeout is {plan.timeout_s:g} s" if plan.timeout_s is not None else ""
-    verb = "run" if len(held) > 1 else "runs"
+    verb = "run" if len(held) > 1 else _verb(plan, held[0])
     return f"{what} {verb} in process {held[0].holder}{since}{again}{timeout}"
+
+
+def _verb(plan: NodePlan, call: LiveCall) -> str:
+    if not call.call.endswith(f".{MAILBOX}"):
+        return "runs"
+    return "reads its list" if plan.grows else "reads its streams"
 
 
 def _orphaned(held: Sequence[LiveCall], what: str, world: _World) -> str:
@@ -190,18 +211,84 @@ def _orphaned(held: Sequence[LiveCall], what: str, world: _World) -> str:
     )
 
 
-def _waiting(plan: Plan, view: RunView, active: Container[int]) -> Iterator[Explanation]:
-    """The nodes without live calls. Nodes with the same producers share one sentence."""
-    sentences: dict[tuple[int, ...], str] = {}
+def _waiting(
+    plan: Plan, view: RunView, active: Container[int], producers: _Producers
+) -> Iterator[Explanation]:
+    """The nodes without live calls. Nodes that wait for the same share one sentence."""
+    sentences: dict[tuple[Wait, ...], str] = {}
     for number, node in enumerate(view.nodes):
         if node.is_over or number in active:
             continue
-        deps = plan.nodes[number].deps
-        if deps not in sentences:
-            sentences[deps] = _producers([view.nodes[dep] for dep in deps])
-        yield Explanation(node.name, sentences[deps])
+        waits = plan.nodes[number].waits_for()
+        if waits not in sentences:
+            sentences[waits] = producers.missing(waits)
+        yield Explanation(node.name, sentences[waits])
 
 
-def _producers(producers: Sequence[NodeView]) -> str:
-    missing = [f"{node.name!r} ({node.state})" for node in producers if not node.is_over]
-    return f"waits for {listed(missing)}" if missing else "becomes ready any moment"
+class _Producers:
+    """What nodes wait for: whole outputs, parts of them, or chunks."""
+
+    def __init__(self, plan: Plan, view: RunView, said: Said) -> None:
+        self._plan, self._nodes, self._said = plan, view.nodes, said
+
+    def missing(self, waits: Sequence[Wait]) -> str:
+        """What is not there yet of what a node waits for before it starts."""
+        whole = [self._nodes[source] for source, path in waits if path is None]
+        open_ones = [f"{node.name!r} ({node.state})" for node in whole if not _has_closed(node)]
+        clauses = [f"waits for {listed(open_ones)}"] if open_ones else []
+        parts: dict[int, list[Path]] = {}
+        for source, path in waits:
+            if path is not None and stream_name(source, path) not in self._said.announced:
+                parts.setdefault(source, []).append(path)
+        clauses += [self._parts(source, paths) for source, paths in parts.items()]
+        return "; ".join(clauses) or "becomes ready any moment"
+
+    def _parts(self, source: int, paths: Sequence[Path]) -> str:
+        producer = self._nodes[source]
+        named = listed([repr(_named(path)) for path in paths])
+        announced = [
+            _named(path)
+            for path, _ in self._plan.nodes[source].announces
+            if stream_name(source, path) in self._said.announced
+        ]
+        state = f"is {producer.state} and has announced {listed(announced, most=20) or 'nothing yet'}"
+        return (
+            f"waits for the field{'s' if len(paths) > 1 else ''} {named} of {producer.name!r}, which {state}"
+        )
+
+    def chunks(self, reader: NodePlan) -> str:
+        """What the idle mailbox of a node waits for."""
+        sources = [
+            self._stream(edge, path)
+            for edge in reader.edges
+            if edge.kind != "fields" and not _has_closed(self._nodes[edge.source])
+            for path in edge.paths
+        ]
+        least = reader.batch.min_items
+        batch = f"; it reads at least {least} at a time" if least > 1 else ""
+        return (
+            f"waits for chunks of {listed(sources)}{batch}"
+            if sources
+            else "reads the end of its streams any moment"
+        )
+
+    def _stream(self, edge: Edge, path: Path) -> str:
+        producer = self._nodes[edge.source]
+        return (
+            f"{producer.name + path_text(path)!r} ({producer.state}, {self._size(edge.source, path)} so far)"
+        )
+
+    def _size(self, source: int, path: Path) -> str:
+        node, plan = self._nodes[source], self._plan.nodes[source]
+        if plan.for_each is not None:
+            return counted(node.calls_done, "item")
+        noun = "character" if plan.publishes == "text" and not path else "item"
+        return counted(self._said.sizes.get(stream_name(source, path), 0), noun)
+
+
+def _has_closed(node: NodeView) -> bool:
+    return node.state in ("done", "skipped")
+
+
+def _named(path: Path) -> str:
+    return path_text(path).lstrip(".")

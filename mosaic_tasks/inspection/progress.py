@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from mosaic_queues.events import Event
 from mosaic_queues.ledger import CallState, RunStatus
-from mosaic_tasks.definition.plan import NodeKind, Plan
+from mosaic_tasks.definition.plan import NodeKind, NodePlan, Plan
 
 NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
 OVER: frozenset[NodeState] = frozenset({"done", "skipped", "failed", "cancelled"})
@@ -24,11 +24,13 @@ class NodeView(NamedTuple):
 
     Attributes:
         state: `waiting` for producers; `ready` in its queue or paused before another attempt; `running` while
-            its call runs, a fan-out from its expansion on; `cancelled`: the run ended before the node did.
+            its call runs, a fan-out from its expansion on, a mailbox from its first batch on; `cancelled`: the run
+            ended, or the node ran again, before it was over.
         calls: how many calls it has: 1, or the items of a fan-out (0 until they are known).
         calls_done: finished ones, `calls_skipped` of them skipped.
         calls_running: those that a process holds now, the opening and closing call of a fan-out too.
-        attempts: starts of its calls; what a process handed back unstarted does not count.
+        attempts: starts of its calls; what a process handed back unstarted does not count, nor does a mailbox that
+            goes on.
         retries: failed attempts that were followed by another; `losses` counts attempts whose process died.
         retry_at_ms: when the next attempt is due, while one is scheduled.
         ready_ms: when its first call became ready. `started_ms`: first start; `claimed_ms`: latest start.
@@ -36,6 +38,8 @@ class NodeView(NamedTuple):
         error: of the last failed attempt.
         tokens: input and output tokens that engines counted. `cost_usd`: what they cost, as far as known.
         epoch: 0, or the number of the latest epoch in which it ran again.
+        grows: a fan-out whose list is not complete: `calls` are those so far.
+        is_idle: its mailbox waits for chunks, and none of its calls runs or is to run.
     """
 
     name: str
@@ -59,6 +63,8 @@ class NodeView(NamedTuple):
     tokens: tuple[int, int]
     cost_usd: float
     epoch: int = 0
+    grows: bool = False
+    is_idle: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -73,15 +79,25 @@ class NodeView(NamedTuple):
 
 
 class RunView(NamedTuple):
-    """What is known of a run; the nodes are in the plan's order."""
+    """What is known of a run; the nodes are in the plan's order.
+
+    Attributes:
+        begun_ms: when it was opened, or went on after an earlier end.
+    """
 
     run_id: str
     name: str
     status: RunStatus
     opened_ms: int | None
+    begun_ms: int | None
     closed_ms: int | None
     error: str
     nodes: tuple[NodeView, ...]
+
+    @property
+    def epoch(self) -> int:
+        """0, or the number of the latest epoch in which some of its nodes ran again."""
+        return max((node.epoch for node in self.nodes), default=0)
 
     def counts(self) -> dict[NodeState, int]:
         """How many nodes are in each state that occurs."""
@@ -103,8 +119,9 @@ class Progress:
     """The state of a run, event by event.
 
     Attributes:
-        status: of the run; `running` until its `closed` event.
+        status: of the run; `running` until its `closed` event, and again when nodes run again.
         error: why it failed or was cancelled.
+        begun_ms: when it was opened, or went on after an earlier end.
     """
 
     def __init__(self, plan: Plan, *, run_id: str = "") -> None:
@@ -112,9 +129,9 @@ class Progress:
         self.status: RunStatus = "running"
         self.error = ""
         self.opened_ms: int | None = None
+        self.begun_ms: int | None = None
         self.closed_ms: int | None = None
-        self._nodes = [_Node(0 if node.for_each else 1) for node in plan.nodes]
-        self._calls: dict[str, CallState] = {}
+        self._nodes = [_Node(node) for node in plan.nodes]
         self._apply: dict[str, Callable[[_Node, str, Event], None]] = {
             "ready": self._ready,
             "claimed": self._claimed,
@@ -133,7 +150,7 @@ class Progress:
     def apply(self, event: Event) -> list[int]:
         """Takes the next event in; returns the numbers of the nodes that it touched."""
         if event.kind == "opened":
-            self.opened_ms = event.at_ms
+            self.opened_ms = self.begun_ms = event.at_ms
             return []
         if event.kind == "closed":
             return self._closed(event)
@@ -148,9 +165,8 @@ class Progress:
     def view(self) -> RunView:
         """The whole state."""
         nodes = tuple(self.node(number) for number in range(len(self._nodes)))
-        return RunView(
-            self.run_id, self.plan.name, self.status, self.opened_ms, self.closed_ms, self.error, nodes
-        )
+        times = (self.opened_ms, self.begun_ms, self.closed_ms)
+        return RunView(self.run_id, self.plan.name, self.status, *times, self.error, nodes)
 
     def node(self, number: int) -> NodeView:
         """The state of one node."""
@@ -177,62 +193,73 @@ class Progress:
             tokens=node.tokens,
             cost_usd=node.cost_usd,
             epoch=node.epoch,
+            grows=node.grows and node.final is None,
+            is_idle=bool(node.live["idle"]) and sum(node.live.values()) == node.live["idle"],
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
 
     def _ready(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, "ready")
+        if node.states.get(call) == "idle":
+            return  # a mailbox is woken without an event; this one's message was lost and is published again
+        node.move(call, "ready")
+        node.undo(call)
         node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
 
     def _claimed(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, "claimed")
+        goes_on = node.move(call, "claimed") == "idle"
+        node.undo(call)
         node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
         node.started_ms = event.at_ms if node.started_ms is None else node.started_ms
         node.claimed_ms, node.holder = event.at_ms, event.holder
-        node.attempts += self._counts(call)
+        node.attempts += self._counts(call) and not goes_on
 
     def _finished(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, None)
-        skipped = event.kind == "skipped"
+        node.move(call, None)
         if self._counts(call):
-            node.done += 1
-            node.skipped += skipped
-        if not _is_item(call):
-            node.end("skipped" if skipped else "done", event.at_ms)
+            node.finish(call, skipped=event.kind == "skipped")
+        if not is_item(call):
+            node.end("skipped" if event.kind == "skipped" else "done", event.at_ms)
 
     def _expanded(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, None)
-        node.calls, node.expanded = int(event.detail), True
+        total = int(event.detail)
+        node.grows = (
+            node.grows and total != node.calls
+        )  # an expansion that adds nothing tells that the list is complete
+        if not node.grows:
+            node.move(call, None)
+        if total < node.calls:
+            node.shrink(total)
+        node.calls, node.expanded = total, True
 
     def _retry(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, "delayed")
+        node.move(call, "delayed")
         node.retries += 1
         node.error, node.retry_at_ms = event.detail, event.at_ms + event.pause_ms
 
     def _failed(self, node: _Node, call: str, event: Event) -> None:
-        self._move(node, call, None)
+        node.move(call, None)
         node.error = event.detail
         node.end("failed", event.at_ms)
 
     def _released(self, node: _Node, call: str, _event: Event) -> None:
-        self._move(node, call, "ready")
+        node.move(call, "ready")
         node.attempts -= self._counts(call)
 
     def _lost(self, node: _Node, call: str, _event: Event) -> None:
-        self._move(node, call, "ready")
+        node.move(call, "ready")
         node.losses += 1
 
     def _idle(self, node: _Node, call: str, _event: Event) -> None:
-        self._move(node, call, "idle")
+        node.move(call, "idle")
+        node.grows = node.plan.grows
 
     def _redone(self, node: _Node, call: str, event: Event) -> None:
-        number = int(call)
-        for old in [old for old in self._calls if int(old.partition(".")[0]) == number]:
-            del self._calls[old]
-        fresh = _Node(0 if self.plan.nodes[number].for_each else 1)
+        fresh = _Node(node.plan)
         fresh.tokens, fresh.cost_usd, fresh.epoch = node.tokens, node.cost_usd, int(event.detail)
-        self._nodes[number] = fresh
+        self._nodes[int(call)] = fresh
+        if self.closed_ms is not None:
+            self.begun_ms = event.at_ms
         self.status, self.closed_ms, self.error = "running", None, ""
 
     def _used(self, node: _Node, _call: str, event: Event) -> None:
@@ -242,28 +269,24 @@ class Progress:
     def _closed(self, event: Event) -> list[int]:
         status, _, self.error = event.detail.partition(": ")
         self.status, self.closed_ms = cast(RunStatus, status), event.at_ms
-        self._calls.clear()
         left = [number for number, node in enumerate(self._nodes) if node.final is None]
         for number in left:
             self._nodes[number].end("done" if status == "done" else "cancelled", event.at_ms)
         return left
 
-    def _move(self, node: _Node, call: str, state: CallState | None) -> None:
-        before = self._calls.pop(call, None)
-        if before is not None:
-            node.live[before] -= 1
-        if state is not None:
-            self._calls[call] = state
-            node.live[state] += 1
-
     def _counts(self, call: str) -> bool:
         """Whether a call is one of those that `NodeView.calls` counts."""
         number, _, _ = call.partition(".")
-        return _is_item(call) or self.plan.nodes[int(number)].for_each is None
+        return is_item(call) or self.plan.nodes[int(number)].for_each is None
 
 
 class _Node:
-    """The counts of one node."""
+    """The counts of one node.
+
+    Attributes:
+        states: of its live calls; `live` counts them.
+        finished: of a fan-out that grows, the items that are done and whether each was skipped: they may be undone.
+    """
 
     __slots__ = (
         "attempts",
@@ -276,21 +299,28 @@ class _Node:
         "error",
         "expanded",
         "final",
+        "finished",
+        "grows",
         "holder",
         "live",
         "losses",
+        "plan",
         "ready_ms",
         "retries",
         "retry_at_ms",
         "skipped",
         "started_ms",
+        "states",
         "tokens",
     )
 
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan, self.grows = plan, plan.grows
+        self.calls = 0 if plan.for_each else 1
         self.done = self.skipped = self.attempts = self.retries = self.losses = 0
         self.live: dict[CallState, int] = dict.fromkeys(get_args(CallState), 0)
+        self.states: dict[str, CallState] = {}
+        self.finished: dict[str, bool] = {}
         self.expanded = False
         self.final: NodeState | None = None
         self.retry_at_ms: int | None = None
@@ -309,12 +339,45 @@ class _Node:
             return "running"
         return "ready" if self.ready_ms is not None else "waiting"
 
+    def move(self, call: str, state: CallState | None) -> CallState | None:
+        """Notes the state of a call, None where it is not alive; returns the one before."""
+        before = self.states.pop(call, None)
+        if before is not None:
+            self.live[before] -= 1
+        if state is not None:
+            self.states[call] = state
+            self.live[state] += 1
+        return before
+
+    def finish(self, call: str, *, skipped: bool) -> None:
+        """Counts a call that is done."""
+        self.done += 1
+        self.skipped += skipped
+        if self.grows:
+            self.finished[call] = skipped
+
+    def undo(self, call: str) -> None:
+        """Counts a call no more whose item was taken back."""
+        skipped = self.finished.pop(call, None)
+        if skipped is not None:
+            self.done -= 1
+            self.skipped -= skipped
+
+    def shrink(self, total: int) -> None:
+        """Forgets the items from `total` on: they were taken back."""
+        for call in [*self.finished, *self.states]:
+            if is_item(call) and int(call.partition(".")[2]) >= total:
+                self.undo(call)
+                self.move(call, None)
+
     def end(self, state: NodeState, at_ms: int) -> None:
         self.final = state
         self.live = dict.fromkeys(get_args(CallState), 0)
+        self.states, self.finished = {}, {}
         if self.ready_ms is not None:
             self.ended_ms = at_ms
 
 
-def _is_item(call: str) -> bool:
+def is_item(call: str) -> bool:
+    """Whether a call is that of an item of a fan-out."""
     return call[-1].isdigit() and "." in call

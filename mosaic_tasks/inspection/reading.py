@@ -38,9 +38,9 @@ class StreamEvent(NamedTuple):
         id: give it as `after`, to go on behind it: nothing is left out, and nothing comes twice.
         node: its name.
         kind: `text` goes on at `offset`; `items` stand from `offset` on, those of a fan-out in the order in which they
-            are done (one that comes again replaces the first); `value`: the whole output, neither text nor list, of a
-            node that gives all at once; `retract`: what was said from `offset` on does not hold; `end`: that was all, of
-            the length `offset`.
+            are done (one that comes again replaces the first); `value`: the whole output, neither text nor list, of
+            a node that gives all at once; `retract`: what was said from `offset` on does not hold; `end`: that was all,
+            of the length `offset`.
         offset: counts characters, or items.
         value: the text, the list of items, or the value.
     """
@@ -110,10 +110,10 @@ class Part(Protocol):
     def cursors(self) -> Mapping[str, str]:
         """The streams to follow."""
 
-    def is_local(self, found: Found) -> bool:
+    def is_local(self, found: Found, /) -> bool:
         """Whether `take_in` needs no trip to the server for what was found."""
 
-    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+    def take_in(self, found: Found, /) -> Iterator[StreamEvent]:
         """What came, as events. Called once before anything was found, too."""
 
 
@@ -145,10 +145,15 @@ class Pieces:
         """New chunks; and the end of a node that closed without saying so in its stream."""
         yield from self._events(chunks_of(found.get(self._stream, ())))
         if not self.is_over and (self._run_end in found or self._was_closed()):
-            envelope = self._source.output()
-            run_id, stream = self._source.run_id, str(self._source.number)
-            yield from self._events(self._source.ledger.chunks(run_id, stream, after=self._cursor))
-            yield from self._closing(envelope)
+            was_over, envelope = self._source.is_run_over(), self._source.output()
+            yield from self._events(self._chunks_behind(self._cursor))
+            if not self.is_over and envelope is not None:
+                yield from self._closing(envelope)
+            self.is_over = self.is_over or was_over
+
+    def _chunks_behind(self, entry: str, most: int | None = None) -> list[Chunk]:
+        run_id, stream = self._source.run_id, str(self._source.number)
+        return self._source.ledger.chunks(run_id, stream, after=entry, most=most)
 
     def _was_closed(self) -> bool:
         """Whether the node had closed when the reader came."""
@@ -162,6 +167,8 @@ class Pieces:
         for chunk in chunks:
             self._cursor = chunk.id
             if chunk.kind == "end":
+                if chunk is not chunks[-1] or self._chunks_behind(chunk.id, most=1):
+                    continue  # the node ran again since
                 self.is_over = True
             if chunk.kind in ("retract", "end"):
                 yield StreamEvent(chunk.id, self._source.name, chunk.kind, chunk.offset)
@@ -182,11 +189,10 @@ class Pieces:
             chunk.id: value if chunk.data else [value] for (chunk, _), value in zip(kept, values, strict=True)
         }
 
-    def _closing(self, envelope: bytes | None) -> Iterator[StreamEvent]:
-        if self.is_over or envelope is None or self._has_ended():
-            self.is_over = True
-            return
+    def _closing(self, envelope: bytes) -> Iterator[StreamEvent]:
         self.is_over = True
+        if self._has_ended():
+            return
         pieces = self._source.closing(envelope, corrects=self._cursor != _NOTHING)
         for place, piece in enumerate(pieces, 1):
             if place > self._given:
@@ -213,7 +219,7 @@ class _Counted:
         """The run's events from now on; what they say is read elsewhere."""
         return {self._source.ledger.keys.run(self._source.run_id)[3]: self._after}
 
-    def is_local(self, found: Found) -> bool:
+    def is_local(self, _: Found) -> bool:
         """Never."""
         return False
 
@@ -227,7 +233,7 @@ class _Counted:
 class Whole(_Counted):
     """A node that gives all at once."""
 
-    def take_in(self, found: Found) -> Iterator[StreamEvent]:
+    def take_in(self, _: Found) -> Iterator[StreamEvent]:
         """Its output, once it closed."""
         was_over = self._source.is_run_over()
         envelope = self._source.output()
@@ -241,30 +247,39 @@ class Items(_Counted):
 
     def __init__(self, source: Source, after: str | None) -> None:
         super().__init__(source, after)
-        self._seen, self._size = "0", 0
+        self._seen, self._size, self._own = "0", 0, str(source.number)
 
-    def take_in(self, found: Found) -> Iterator[StreamEvent]:
-        """The items that were done, and the end once it closed."""
-        ledger, run_id = self._source.ledger, self._source.run_id
-        for event in read_events(ledger.client, ledger.keys, run_id, after=self._seen):
+    def take_in(self, _: Found) -> Iterator[StreamEvent]:
+        """The items that were done, and the end once it closed. What was done before it ran again is counted only."""
+        ledger = self._source.ledger
+        events = read_events(ledger.client, ledger.keys, self._source.run_id, after=self._seen)
+        begun = max((place for place, event in enumerate(events) if self._begins_again(event)), default=0)
+        for place, event in enumerate(events):
             self._seen = event.id
-            yield from self._counted(self._pieces(event))
-            if event.kind == "closed":
-                self.is_over = True
+            pieces = self._pieces(event)
+            yield from self._counted(_unsaid(pieces) if place < begun else pieces)
+            self.is_over = (self.is_over and place >= begun) or (
+                event.kind == "closed" and event is events[-1]
+            )
             if self.is_over:
                 return
 
+    def _begins_again(self, event: Event) -> bool:
+        return event.kind == "redo" and self._own in event.calls
+
     def _pieces(self, event: Event) -> Iterator[_Piece]:
-        own = [call for call in event.calls if call.partition(".")[0] == str(self._source.number)]
+        own = [call for call in event.calls if call.partition(".")[0] == self._own]
         if event.kind == "expanded" and own:
             self._size = int(event.detail)
-        if event.kind not in ("done", "skipped"):
-            return
-        items = [call for call in own if call.partition(".")[2].isdigit()]
-        yield from self._done(items)
-        for call in own:
-            if call not in items:
-                yield from self._closed(call)
+        elif self._begins_again(event):
+            self._size = 0
+            yield _Piece("retract", 0, None)
+        elif event.kind in ("done", "skipped"):
+            items = [call for call in own if call.partition(".")[2].isdigit()]
+            yield from self._done(items)
+            for call in own:
+                if call not in items:
+                    yield from self._closed(call)
 
     def _done(self, calls: list[str]) -> Iterator[_Piece]:
         """Finished calls. What was given before, or was taken back since, is counted only."""
@@ -283,6 +298,10 @@ class Items(_Counted):
             yield _Piece("end", self._size, None)
         else:  # skipped, or ended with its default
             yield from self._source.closing(envelope, corrects=self._count > 0)
+
+
+def _unsaid(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    return (piece._replace(value=[]) for piece in pieces)
 
 
 def part_of(source: Source, node: NodePlan, *, is_read: bool, after: str | None) -> Part:

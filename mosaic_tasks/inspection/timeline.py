@@ -1,7 +1,7 @@
 """Draws when each node of a run waited and ran: a Gantt chart as text or as SVG.
 
-Pure: a plan and its events in, a drawing out. The calls of a fan-out share their node's lane: it shows a run
-while any of them runs.
+Pure: a plan and its events in, a drawing out. A node has a lane for each time that it was executed, labelled with the
+epoch. The calls of a fan-out share their node's lane: it shows a run while any of them runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
 from mosaic_tasks.inspection.wording import duration
 
-Activity = Literal["wait", "pause", "run"]
+Activity = Literal["wait", "pause", "idle", "run"]
 
 
 class Segment(NamedTuple):
-    """A stretch of time with one activity: `wait` in a queue, `pause` before a retry, or `run`."""
+    """A stretch of time with one activity: `wait` in a queue, `pause` before a retry, `idle` until there is more to
+    read, or `run`."""
 
     activity: Activity
     start_ms: int
@@ -29,12 +30,13 @@ class Segment(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One node's line. `calls` is above 1 where a fan-out's items are merged."""
+    """One execution of a node, begun in an epoch. `calls` is above 1 where a fan-out's items are merged."""
 
     name: str
     state: NodeState
     calls: int
     segments: tuple[Segment, ...]
+    epoch: int = 0
 
     def total_ms(self, activity: Activity) -> int:
         """How long it did that."""
@@ -42,7 +44,7 @@ class Lane(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A run's lanes by the time of their start; those that never started come last."""
+    """A run's lanes by the time of their start; nodes that never started come last."""
 
     run_id: str
     name: str
@@ -56,22 +58,36 @@ def timeline(plan: Plan, events: Iterable[Event], *, now_ms: int, run_id: str = 
     """The lanes of a run; what is not over reaches to `now_ms`."""
     progress = Progress(plan, run_id=run_id)
     tracks = [_Track() for _ in plan.nodes]
+    lanes: list[Lane] = []
     last_ms = 0
     for event in events:
         last_ms = event.at_ms
+        if event.kind == "redo":
+            lanes += _earlier(progress, tracks, event)
         for number in progress.apply(event):
             tracks[number].enter(_activity(progress.node(number)), event.at_ms)
     view = progress.view()
     end_ms = view.closed_ms or max(now_ms, last_ms)
-    lanes = [
-        Lane(node.name, node.state, node.calls, track.close(end_ms))
-        for node, track in zip(view.nodes, tracks, strict=True)
-    ]
+    lanes += [_lane(node, track, end_ms) for node, track in zip(view.nodes, tracks, strict=True)]
     lanes.sort(key=lambda lane: lane.segments[0].start_ms if lane.segments else end_ms + 1)
     start_ms = view.opened_ms or min(
         (lane.segments[0].start_ms for lane in lanes if lane.segments), default=end_ms
     )
     return Timeline(run_id, view.name, view.status, start_ms, end_ms, tuple(lanes))
+
+
+def _earlier(progress: Progress, tracks: list[_Track], event: Event) -> Iterator[Lane]:
+    """The lanes of nodes that run again, as far as they had come."""
+    for number in map(int, event.calls):
+        node = progress.node(number)
+        lane = _lane(node if node.is_over else node._replace(state="cancelled"), tracks[number], event.at_ms)
+        tracks[number] = _Track()
+        if lane.segments:
+            yield lane
+
+
+def _lane(node: NodeView, track: _Track, end_ms: int) -> Lane:
+    return Lane(node.name, node.state, node.calls, track.close(end_ms), node.epoch)
 
 
 class _Track:
@@ -103,12 +119,14 @@ def _activity(node: NodeView) -> Activity | None:
         return None
     if node.calls_running:
         return "run"
-    return "pause" if node.retry_at_ms is not None else "wait"
+    if node.retry_at_ms is not None:
+        return "pause"
+    return "idle" if node.is_idle else "wait"
 
 
 # -- drawing: both forms paint the lane on a raster first ----------------------------------------------------
 
-_WEIGHT: dict[Activity | None, int] = {None: 0, "wait": 1, "pause": 2, "run": 3}
+_WEIGHT: dict[Activity | None, int] = {None: 0, "idle": 1, "wait": 2, "pause": 3, "run": 4}
 
 
 def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Activity | None]:
@@ -124,8 +142,14 @@ def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Activity | None]:
     return cells
 
 
-_MARKS: dict[Activity | None, str] = {None: " ", "wait": "░", "pause": "▒", "run": "█"}
-_ASCII_MARKS: dict[Activity | None, str] = {None: " ", "wait": ".", "pause": "-", "run": "#"}
+_MARKS: dict[Activity | None, str] = {None: " ", "idle": "·", "wait": "░", "pause": "▒", "run": "█"}
+_ASCII_MARKS: dict[Activity | None, str] = {None: " ", "idle": "~", "wait": ".", "pause": "-", "run": "#"}
+_MEANINGS: dict[Activity, str] = {
+    "run": "runs",
+    "wait": "waits in queue",
+    "pause": "waits to retry",
+    "idle": "waits for more",
+}
 _NAME_WIDTH = 28
 _NARROWEST_BAR = 10
 
@@ -135,21 +159,26 @@ def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> 
     marks = _ASCII_MARKS if ascii_only else _MARKS
     labels = [_label(lane) for lane in chart.lanes]
     notes = [_note(lane) for lane in chart.lanes]
-    name_width = min(max(map(len, labels), default=0), _NAME_WIDTH)
+    name_width = max(map(len, labels), default=0)
     bar = max(width - name_width - max(map(len, notes), default=0) - 4, _NARROWEST_BAR)
-    lines = [f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}"]
+    lines = [_title(chart)]
     lines.append(f"{'':{name_width}} |{_scale(chart, bar)}|")
     for lane, label, note in zip(chart.lanes, labels, notes, strict=True):
         painted = "".join(marks[cell] for cell in _raster(lane, chart, bar))
-        lines.append(f"{_cut(label, name_width):{name_width}} |{painted}| {note}".rstrip())
-    lines.append(
-        f"{marks['run']} runs  {marks['wait']} waits in its queue  {marks['pause']} pauses before a retry"
-    )
+        lines.append(f"{label:{name_width}} |{painted}| {note}".rstrip())
+    lines.append("  ".join(f"{marks[activity]} {meaning}" for activity, meaning in _MEANINGS.items()))
     return "\n".join(lines)
 
 
+def _title(chart: Timeline) -> str:
+    return f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}"
+
+
 def _label(lane: Lane) -> str:
-    return f"{lane.name} x{lane.calls}" if lane.calls > 1 else lane.name
+    """The name, which is cut where it is too long, with the number of items and the epoch behind it."""
+    behind = f" x{lane.calls}" if lane.calls > 1 else ""
+    behind += f" (epoch {lane.epoch})" if lane.epoch else ""
+    return _cut(lane.name, _NAME_WIDTH - len(behind)) + behind
 
 
 def _note(lane: Lane) -> str:
@@ -178,10 +207,12 @@ _STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1f2328; } .title { font-size: 15px; font-weight: 600; }
   .end { text-anchor: end; } .middle { text-anchor: middle; } .faint { fill: #59636e; }
   .ground { fill: #ffffff; } .grid { stroke: #d1d9e0; }
-  .run { fill: #1f6feb; } .wait { fill: #c8d1da; } .pause { fill: #d4a72c; } .failed { fill: #cf222e; }
+  .run { fill: #1f6feb; } .wait { fill: #c8d1da; } .idle { fill: #b6e3ff; } .pause { fill: #d4a72c; }
+  .failed { fill: #cf222e; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; } .faint { fill: #9198a1; } .ground { fill: #0d1117; } .grid { stroke: #3d444d; }
-    .run { fill: #4493f8; } .wait { fill: #4b535d; } .pause { fill: #d29922; } .failed { fill: #f85149; }
+    .run { fill: #4493f8; } .wait { fill: #4b535d; } .idle { fill: #0c2d6b; } .pause { fill: #d29922; }
+    .failed { fill: #f85149; }
   }
 """
 
@@ -189,7 +220,7 @@ _STYLE = """
 def draw_svg(chart: Timeline) -> str:
     """The chart as one self-contained SVG file; it follows the viewer's light or dark mode."""
     width, height = _LEFT + _BAR + _RIGHT, _TOP + _ROW * len(chart.lanes) + 16
-    title = escape(f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}")
+    title = escape(_title(chart))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-labelledby="title">',
@@ -206,9 +237,8 @@ def draw_svg(chart: Timeline) -> str:
 
 
 def _svg_legend(width: int) -> Iterator[str]:
-    meanings = (("run", "runs"), ("wait", "waits in its queue"), ("pause", "pauses before a retry"))
-    x = width - 430
-    for activity, meaning in meanings:
+    x = width - sum(34 + 8 * len(meaning) for meaning in _MEANINGS.values())
+    for activity, meaning in _MEANINGS.items():
         yield f'<rect class="{activity}" x="{x}" y="14" width="12" height="12" rx="2"/>'
         yield f'<text class="faint" x="{x + 17}" y="24">{meaning}</text>'
         x += 34 + 8 * len(meaning)
@@ -225,9 +255,9 @@ def _svg_grid(chart: Timeline, height: int, parts: int = 4) -> Iterator[str]:
 def _svg_lane(lane: Lane, chart: Timeline, y: int) -> Iterator[str]:
     baseline = y + 13
     ran, waited = duration(lane.total_ms("run")), duration(lane.total_ms("wait"))
-    yield f"<g><title>{escape(f'{lane.name}: {lane.state}, ran {ran}, waited {waited}')}</title>"
-    label = escape(_cut(_label(lane), _NAME_WIDTH))
-    yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{label}</text>'
+    named = f"{lane.name} (epoch {lane.epoch})" if lane.epoch else lane.name
+    yield f"<g><title>{escape(f'{named}: {lane.state}, ran {ran}, waited {waited}')}</title>"
+    yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{escape(_label(lane))}</text>'
     for activity, first, last in _stretches(_raster(lane, chart, _BAR)):
         looks = "failed" if lane.state == "failed" and activity == "run" else activity
         yield f'<rect class="{looks}" x="{_LEFT + first}" y="{y + 2}" width="{last - first}" height="14"/>'

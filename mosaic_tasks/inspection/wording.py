@@ -21,8 +21,8 @@ def duration(ms: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 item`, `3 items`."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    """`1 item`, `3 items`, `1,204 items`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def listed(words: Sequence[str], *, most: int = 5) -> str:

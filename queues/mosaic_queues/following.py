@@ -237,7 +237,7 @@ class Following:
         """What came since the last time, in the order of each stream; each entry once. Does not wait.
 
         Args:
-            follow: when nothing is there, `ring` from now on. It rings once at first.
+            follow: `ring` when there may be more; at first it rings until nothing is left.
 
         Raises:
             redis.RedisError: the server does not answer.
@@ -248,8 +248,10 @@ class Following:
                 raise self._error
             found = self._pages()
         self.advance(found)
-        if not found and follow and self._hub is None:
-            self._join()
+        if follow and self._hub is None:
+            if not found:
+                self._join()
+            self.ring()
         return found
 
     def advance(self, found: Found) -> None:
@@ -280,7 +282,6 @@ class Following:
             self._hub = hub
         if must_wake:
             hub.wake()
-        self.ring()
 
     def fail(self, error: Exception) -> None:
         """`take` raises this from now on."""

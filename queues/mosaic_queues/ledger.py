@@ -344,6 +344,21 @@ class Ledger:
         chunks = {stream: chunks_of(found) for stream, found in zip(sources, entries, strict=False)}
         return Drain(state, dict(cursors or {}), bytes(kept), chunks, _groups(ready))
 
+    def lag(self, run_id: str, streams: Mapping[str, Sequence[str]], *, wait: bool = False) -> int:
+        """How many items or characters the slowest reader that runs is behind; `streams` with their readers.
+
+        Args:
+            wait: the readers' next commits are told to `await_reading`.
+        """
+        argument = {"streams": list(streams.items()), "wait": wait}
+        return int(_LAG(self.client, self.keys.run(run_id), argument))
+
+    def await_reading(self, run_id: str, streams: Iterable[str], *, after: str, block_ms: int) -> str:
+        """Blocks until a reader of a stream commits, or for `block_ms`. Returns where to wait on from; begin with `0`."""
+        tellers: dict[Any, Any] = {self.keys.stream(run_id, f"{stream}!"): after for stream in streams}
+        found = cast("list[tuple[bytes, Any]] | None", self.client.xread(tellers, block=block_ms))
+        return max((entries[-1][0].decode() for _, entries in found or ()), default=after)
+
     def item_envelopes(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
         """The items of grown calls."""
         if not calls:
@@ -580,6 +595,7 @@ _ADVANCE = Script("advance", streams=True)
 _PUBLISH = Script("publish", streams=True)
 _CONSUME = Script("consume", streams=True)
 _REDO = Script("redo", streams=True)
+_LAG = Script("lag", streams=True)
 _EXPAND = Script("expand")
 _FAIL = Script("fail")
 _REOPEN = Script("reopen")

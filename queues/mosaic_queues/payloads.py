@@ -149,8 +149,13 @@ class PayloadStore:
             keep_s=chosen.max_run_s + chosen.retention_s,
         )
 
-    def pack(self, run_id: str, value: Any) -> bytes:
+    def pack(self, run_id: str, value: Any, *, outside: bool = False) -> bytes:
         """Store a value of a run and return its envelope.
+
+        Args:
+            run_id: of the run.
+            value: see below.
+            outside: what does not fit into the envelope goes to the object store, whatever its size.
 
         What a value may be, and as what it comes back, is told in `mosaic_queues.values`.
 
@@ -162,7 +167,16 @@ class PayloadStore:
         data = encode(value)
         if len(data) <= self._small_bytes:
             return _RAW_BYTE + data
-        return self._pack_large(run_id, data)
+        return self._pack_large(run_id, data, outside=outside)
+
+    @staticmethod
+    def bytes_in_server(envelope: bytes) -> int:
+        """What a value takes of the server, beside what an earlier copy takes."""
+        match envelope[0]:
+            case 0x02:
+                return len(envelope) + _reference(envelope).stored_bytes
+            case _:
+                return len(envelope)
 
     def unpack(self, run_id: str, envelope: bytes) -> Any:
         """The value of an envelope; None for a skipped one.
@@ -213,7 +227,7 @@ class PayloadStore:
         """Say when the run's objects may be deleted (seconds since the epoch); nothing when it has none."""
         self._client.zadd(stored_key(self._namespace), {run_id: int(expires_s * 1e3)}, xx=True)
 
-    def _pack_large(self, run_id: str, data: bytes) -> bytes:
+    def _pack_large(self, run_id: str, data: bytes, *, outside: bool) -> bytes:
         if len(data) > self._max_bytes:
             raise PayloadTooLarge(
                 f"the value takes {len(data)} bytes, the cap is {self._max_bytes}; return a reference to it "
@@ -223,10 +237,10 @@ class PayloadStore:
         if len(stored) <= self._inline_bytes:
             return bytes([codec]) + stored
         digest = blake2b(stored, digest_size=_DIGEST_BYTES).digest()
-        return self._store(run_id, _Reference(digest, len(stored), len(data), codec), stored)
+        return self._store(run_id, _Reference(digest, len(stored), len(data), codec), stored, outside=outside)
 
-    def _store(self, run_id: str, reference: _Reference, stored: bytes) -> bytes:
-        if reference.stored_bytes <= self._redis_bytes:
+    def _store(self, run_id: str, reference: _Reference, stored: bytes, *, outside: bool) -> bytes:
+        if reference.stored_bytes <= self._redis_bytes and not outside:
             self._write_blob(run_id, reference, stored)
             place = _BLOB
         else:

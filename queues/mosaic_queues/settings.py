@@ -46,6 +46,16 @@ class Settings(BaseSettings):
         ge=0,
         description="payloads up to this stay in the server, larger ones go to the object store",
     )
+    stream_bytes: int = Field(
+        default=67_108_864,
+        ge=0,
+        description="chunks of one stream up to this stay in the server, later ones go outside",
+    )
+    stream_lag: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="a producer waits for a running reader that is so many items or characters behind",
+    )
     max_payload_bytes: int = Field(default=1_073_741_824, gt=0, description="larger values are refused")
     max_run_bytes: int = Field(
         default=1_073_741_824,

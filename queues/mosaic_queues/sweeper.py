@@ -1,6 +1,6 @@
 """The thread that mends what a dead process, a lost message or a full stop left behind.
 
-What is mended is the affair of policies: runs (`run_recovery`), and the chords of result backends (`chord_recovery`).
+What is mended is the affair of policies: runs (`run_recovery`), and the chords of result backends (`chords.recovery`).
 A process has one sweeper a server, whoever in it registers the first policy. For each policy one process of all leads,
 whoever holds its lock: each has a lock of its own, since not every process can mend everything (the worker of an app
 that only set its result backend knows no runs), and must not keep others from what it cannot do. Two leaders at once

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from pydantic import BaseModel
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 
 class Order(BaseModel):
@@ -208,7 +209,14 @@ class OwnError(BaseException):
 
 
 def raises(name: str) -> None:
-    raise {"own": OwnError, "keyboard": KeyboardInterrupt, "generator": GeneratorExit}[name]("no Exception")
+    kinds: dict[str, type[BaseException]] = {
+        "own": OwnError,
+        "keyboard": KeyboardInterrupt,
+        "generator": GeneratorExit,
+        "timeout": TimeoutError,
+        "redis": RedisConnectionError,
+    }
+    raise kinds[name]("by itself")
 
 
 async def raises_async(name: str) -> None:

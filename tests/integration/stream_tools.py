@@ -15,7 +15,7 @@ GATE_S = 30
 
 
 def _server() -> Redis:
-    return Redis.from_url(os.environ["MOSAIC_REDIS_URL"])
+    return Redis.from_url(os.environ["MOSAIC_REDIS_URL"], socket_timeout=2 * GATE_S)
 
 
 def gate(name: str) -> None:
@@ -165,3 +165,34 @@ def fails_once(x: Any) -> Any:
     if first("fails"):
         raise RuntimeError("fails once")
     return x
+
+
+def changes_its_mind() -> Iterator[int]:
+    """Says something else when it runs again, once a reader can have heard the first."""
+    is_first = first("mind")
+    yield 0
+    yield from (10,) if is_first else (20, 30)
+    if is_first:
+        gate("heard")
+        raise RuntimeError("it changes its mind")
+
+
+def fails(x: Any = None) -> None:
+    raise RuntimeError("no such luck")
+
+
+def told_numbers(n: int, every: int) -> Iterator[int]:
+    """0..n-1, telling every so manyth."""
+    for number in range(n):
+        if number % every == 0:
+            tell("number", number)
+        yield number
+
+
+@fold(initial=0)
+def gated_count(state: int, values: list[int]) -> tuple[int, list[int]]:
+    """Holds its first batch until the gate opens."""
+    if not state:
+        tell("holds", len(values))
+        gate("more")
+    return state + len(values), values

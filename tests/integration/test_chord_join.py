@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from mosaic_queues.chords import Chords, Order, Part, Record, Slot, decode_slot, new_token
+from mosaic_queues.chords.joins import Chords, Order, Part, Record, Slot, decode_slot, new_token
 
 pytestmark = pytest.mark.integration
 

@@ -338,6 +338,9 @@ def test_a_fan_out_beyond_the_limit_is_refused(workers: Workers) -> None:
         (tools.raises, "generator"),
         (tools.raises_async, "own"),
         (tools.raises_async, "cancelled"),
+        (tools.raises, "redis"),
+        (tools.raises_async, "redis"),
+        (tools.raises_async, "timeout"),
     ],
 )
 def test_whatever_a_tool_raises_fails_its_call_alone(

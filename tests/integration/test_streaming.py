@@ -12,7 +12,7 @@ from redis import Redis
 from mosaic_queues.errors import RunFailed
 from mosaic_tasks import Run, Workflow, submit
 from tests.integration import stream_tools as tools
-from tests.services import Workers
+from tests.services import Workers, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 SIZE = 1000
@@ -239,6 +239,21 @@ def test_an_agent_reads_a_stream_batch_by_batch(worker: Workers) -> None:
     assert run(nodes, "writer").result(30) == "\n\n".join(tools.sentences(3))
 
 
+def test_a_text_is_read_sentence_by_sentence(worker: Workers, tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    text = "# Year\n\nIt was good, e.g. in May. Sales rose by 1.5 %. The end"
+    path.write_text(json.dumps({"match": [""], "text": text, "tokens_per_s": 200}) + "\n", "utf-8")
+    nodes = {
+        "writer": {"agent": {"prompt": "Write.", "model": f"replay:{path}"}, "queue": "mosaic.cpu"},
+        "listed": tool(
+            "listed", with_={"texts": "${writer}"}, edges={"writer": {"kind": "stream", "by": "sentence"}}
+        ),
+    }
+    assert run(nodes, "listed").result(30) == [
+        "# YEAR", "IT WAS GOOD, E.G. IN MAY.", "SALES ROSE BY 1.5 %.", "THE END",
+    ]  # fmt: skip
+
+
 def test_a_second_attempt_goes_on_where_the_first_had_come_to(worker: Workers) -> None:
     nodes = {
         "numbers": tool("breaks_once", with_={"n": 6, "after": 3}, retry={"attempts": 2, "delay": 0.01}),
@@ -332,3 +347,23 @@ def test_a_field_that_is_otherwise_in_the_end_runs_its_readers_again(
     assert started.result(30) == [2, 3]
     assert tools.happened(redis_client, "seen") == ["1", "2"]
     assert {node.name: node.epoch for node in started.view().nodes} == {"extract": 0, "early": 1, "late": 1}
+
+
+def test_a_producer_waits_for_a_reader_that_is_far_behind(
+    workers: Workers, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader holds its first batch; the producer stops at the limit until the gate opens, and not a chunk is lost."""
+    env = {"MOSAIC_STREAM_LAG": "1000", "MOSAIC_STREAM_BYTES": "10000"}
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=4, env=env).wait_ready()
+    nodes = {
+        "numbers": tool("told_numbers", with_={"n": 10_000, "every": 100}),
+        "slow": tool("gated_count", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    with key_events(redis_client, "h") as events:
+        started = run(nodes, "slow")
+        boxes = f"mosaic:{{{started.id}}}:boxes"
+        next(event for event in events if event == ("hset", boxes) and redis_client.hexists(boxes, "w:0"))
+    tools.await_told(redis_client, "holds", 1)
+    assert 1000 < int(tools.happened(redis_client, "number")[-1]) < 3000
+    tools.open_gate(redis_client, "more", 1)
+    assert started.result(60) == list(range(10_000))

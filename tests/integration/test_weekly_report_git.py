@@ -2,72 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import yaml
-from jinja2 import StrictUndefined
-from jinja2.sandbox import SandboxedEnvironment
 from weekly_report import history as history_module
 from weekly_report.errors import PeriodError, RepositoryError
 from weekly_report.history import commits
 from weekly_report.people import people
 from weekly_report.problems import problems
-from weekly_report.records import Report
 from weekly_report.tickets import tickets
 
+from tests.integration.made_repository import Repo
+
 pytestmark = pytest.mark.integration
-
-NOW = datetime.now(UTC).replace(microsecond=0)
-
-
-class Repo:
-    """A repository under construction: each commit is an hour later than the one before."""
-
-    def __init__(self, folder: Path, *, start: datetime = NOW - timedelta(days=3)) -> None:
-        self.folder = folder
-        self.clock = start
-        folder.mkdir(parents=True, exist_ok=True)
-        self.git("init", "--quiet", "--initial-branch=main")
-
-    def git(self, *arguments: str | bytes, author: str = "Author One <one@example.org>") -> str:
-        name, _, email = author.rstrip(">").partition(" <")
-        when = self.clock.isoformat()
-        env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_AUTHOR_NAME": name,
-            "GIT_AUTHOR_EMAIL": email,
-            "GIT_COMMITTER_NAME": name,
-            "GIT_COMMITTER_EMAIL": email,
-            "GIT_AUTHOR_DATE": when,
-            "GIT_COMMITTER_DATE": when,
-        }
-        done = subprocess.run(["git", *arguments], cwd=self.folder, env=env, capture_output=True, check=True)
-        return done.stdout.decode("utf-8", "replace").strip()
-
-    def commit(
-        self,
-        message: str | bytes,
-        files: dict[str, str | bytes] | None = None,
-        *,
-        author: str = "Author One <one@example.org>",
-    ) -> str:
-        for path, content in (files or {}).items():
-            target = self.folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content if isinstance(content, bytes) else content.encode())
-        self.clock += timedelta(hours=1)
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "-m", message, author=author)
-        return self.git("rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -332,89 +283,3 @@ def test_a_damaged_repository_is_told_with_a_way_on(repo: Repo) -> None:
     (repo.folder / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
     with pytest.raises(RepositoryError, match="git fsck"):
         commits(str(repo.folder))
-
-
-WORKFLOW = Path(history_module.__file__).with_name("workflow.yaml")
-
-
-def _filled(value: Any, outputs: dict[str, Any]) -> Any:
-    """A binding of the workflow: `${node.path}` replaced by what the node gave."""
-    if not (isinstance(value, str) and value.startswith("${")):
-        return value
-    found: Any = outputs
-    for step in value[2:-1].split("."):
-        found = found[step]
-    return found
-
-
-def _wrote(agent: dict[str, Any], names: dict[str, Any]) -> str:
-    """A writer that repeats its facts."""
-    template = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
-        agent["prompt"]
-    )
-    return template.render(**names).partition("\nFACTS:\n")[2].strip()
-
-
-def _run(**inputs: Any) -> Report:
-    """Runs the nodes of workflow.yaml in their order, without the engine."""
-    workflow = yaml.safe_load(WORKFLOW.read_text("utf-8"))
-    defaults = {name: spec["default"] for name, spec in workflow["inputs"].items()}
-    outputs: dict[str, Any] = {"inputs": defaults | inputs}
-    for name, node in workflow["nodes"].items():
-        if "tool" in node:
-            module, _, function = node["tool"].partition(":")
-            bound = {key: _filled(value, outputs) for key, value in node["with"].items()}
-            result = getattr(importlib.import_module(module), function)(**bound)
-        elif "for_each" in node:
-            items = _filled(node["for_each"], outputs)
-            result = [_wrote(node["agent"], outputs | {node["as"]: item}) for item in items]
-        else:
-            result = _wrote(node["agent"], outputs)
-        outputs[name] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
-    report: Report = outputs[workflow["output"]]
-    return report
-
-
-def test_the_workflow_from_repository_and_tickets_to_the_whole_report(repo: Repo, tmp_path: Path) -> None:
-    two = "Author Two <two@example.org>"
-    repo.commit("Add the parser\n\nIt reads numbers as they stream.", {"src/parser/a.py": "1\n" * 40})
-    repo.commit("Fix A-1: <script>alert('x')</script>", {"src/lexer/b.py": "1\n2\n"}, author=two)
-    bad = repo.commit("Cache tokens", {"docs/c.md": "1\n"}, author=two)
-    repo.git("revert", "--no-edit", bad)
-    due = (NOW + timedelta(days=2)).date()
-    export = tmp_path / "tickets.txt"
-    export.write_text(f"id,title,status,assignee,due\nA-1,Mend <b>,open,Author Two,{due}\n")
-    report = _run(repo=str(repo.folder), tickets=str(export), title="The week")
-    lines = report["markdown"].splitlines()
-    assert [line for line in lines if line.startswith("#")] == [
-        "# The week",
-        "## Key figures",
-        "## Highlights",
-        "## Where the work went",
-        "## Who did what",
-        "### Author One",
-        "### Author Two",
-        "## Problems",
-        "## Next week",
-        "## All commits",
-    ]
-    for part in (
-        "2 people made 4 commits in 3 files (43 lines added, 1 removed).",
-        "“Add the parser” (",
-        "It reads numbers as they stream.",
-        "“Cache tokens” was reverted.",
-        "Next for Author Two: A-1 “Mend &lt;b>”",
-        "says it is done, which needs a check",
-        "| `src/parser` | 1 | 1 | 40 | 0 | Author One |",
-    ):
-        assert part in report["markdown"], part
-    assert "<script" not in report["markdown"] + report["html"]
-    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in report["html"]
-    assert report["title"] == "The week"
-
-
-def test_the_workflow_of_a_repository_without_commits_ends_with_a_report(repo: Repo) -> None:
-    report = _run(repo=str(repo.folder))
-    assert "The branch main has no commits yet." in report["markdown"]
-    assert "##" not in report["markdown"]
-    assert report["people"] == []

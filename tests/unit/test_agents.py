@@ -130,6 +130,12 @@ def test_an_answer_that_fits_is_not_repaired() -> None:
     assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(10, 3, 0.5), "recorded", text=GOOD)
 
 
+def test_what_a_model_thinks_is_no_part_of_its_answer() -> None:
+    pieces = list[str]()
+    answer = run(AgentPlan(prompt="p"), Recorded("<think>well, hm</think>\n\nYes."), on_delta=pieces.append)
+    assert (answer.value, answer.text, "".join(pieces)) == ("Yes.", "Yes.", "Yes.")
+
+
 def test_a_repair_shows_the_model_its_answer_and_the_error_and_sums_the_usage() -> None:
     engine, pieces = Recorded('{"people": [{"name": 5}]}', GOOD), list[str]()
     answer = run(AgentPlan(prompt="p", output_schema=SCHEMA), engine, on_delta=pieces.append)

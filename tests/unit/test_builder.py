@@ -14,6 +14,7 @@ from mosaic_queues.errors import DefinitionError
 from mosaic_tasks.definition.builder import Flow, Handle, item
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import plan_hash
+from mosaic_tasks.definition.tools import agent
 from mosaic_tasks.definition.workflow import Workflow
 
 YAML = """
@@ -91,6 +92,38 @@ def test_python_and_yaml_give_the_same_workflow_and_the_same_plan() -> None:
     plans = [compile_workflow(workflow).encode() for workflow in (from_yaml, from_python)]
     assert plan_hash(plans[0]) == plan_hash(plans[1])
     assert Workflow.from_yaml(from_python.to_yaml()) == from_yaml
+
+
+def test_edges_and_batches_are_those_of_files() -> None:
+    flow = Flow("w")
+    numbers = flow.tool("stream_tools:numbers", id="numbers", n=3)
+    totals = flow.tool(
+        "stream_tools:totals",
+        values=numbers,
+        edges={"numbers": "stream"},
+        batch={"min_items": 2, "max_wait": "1s"},
+    )
+    flow.output(
+        flow.agent(
+            agent(prompt="{{ totals }}"), id="told", totals=totals, edges={"totals": {"kind": "final"}}
+        )
+    )
+    written = """
+name: w
+nodes:
+  numbers: {tool: "stream_tools:numbers", with: {n: 3}}
+  totals:
+    tool: stream_tools:totals
+    with: {values: "${numbers}"}
+    edges: {numbers: stream}
+    batch: {min_items: 2, max_wait: 1}
+  told:
+    agent: {prompt: "{{ totals }}"}
+    with: {totals: "${totals}"}
+    edges: {totals: final}
+output: told
+"""
+    assert flow.build() == Workflow.from_yaml(written)
 
 
 literals = st.recursive(

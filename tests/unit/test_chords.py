@@ -8,12 +8,12 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
-from mosaic_queues.backend import LedgerBackend
-from mosaic_queues.broker import task_ids
-from mosaic_queues.chord_messages import place_of
-from mosaic_queues.chord_recovery import Watch
-from mosaic_queues.chord_results import in_place, in_shape, shape_of
-from mosaic_queues.chords import Part, Slot
+from mosaic_queues.chords.backend import LedgerBackend
+from mosaic_queues.chords.broker import task_ids
+from mosaic_queues.chords.joins import Part, Slot
+from mosaic_queues.chords.messages import place_of
+from mosaic_queues.chords.recovery import Watch
+from mosaic_queues.chords.results import in_place, in_shape, shape_of
 
 
 @pytest.fixture

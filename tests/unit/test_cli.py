@@ -84,7 +84,7 @@ def test_version_is_printed() -> None:
     [
         *(
             (command, "a\udcff")
-            for command in ("status", "events", "explain", "timeline", "result", "cancel")
+            for command in ("status", "events", "explain", "timeline", "stream", "result", "cancel")
         ),
         ("run", "x.yaml", "--key", "a\udcff"),
         ("cancel", "r", "--reason", "a\udcff"),

@@ -68,7 +68,7 @@ def test_the_wheel_brings_every_source_file_script_and_type_marker(wheel: zipfil
 def test_the_wheel_brings_the_command_the_result_backend_and_the_licence(wheel: zipfile.ZipFile) -> None:
     entry_points = metadata_of(wheel, "entry_points.txt")
     assert "mosaic = mosaic_tasks.cli:main" in entry_points
-    assert "mosaic = mosaic_queues.backend:LedgerBackend" in entry_points
+    assert "mosaic = mosaic_queues.chords.backend:LedgerBackend" in entry_points
     assert metadata_of(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 

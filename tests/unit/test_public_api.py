@@ -18,6 +18,7 @@ PUBLIC = [
     "RunCancelled",
     "RunFailed",
     "ServerUnavailable",
+    "StreamEvent",
     "UnknownRun",
     "WaitTimeout",
     "Workflow",

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
+from itertools import permutations
+from typing import Any
 
 import msgspec
 import pytest
 from weekly_report.identities import Identities
 from weekly_report.matching import mentions
-from weekly_report.modules import modules
+from weekly_report.modules import modules, told_apart
 from weekly_report.people import people
 from weekly_report.planning import plan
 from weekly_report.problems import problems
 from weekly_report.records import (
-    Briefs,
+    Brief,
     Commit,
     FileChange,
     History,
@@ -23,11 +27,14 @@ from weekly_report.records import (
     Mention,
     Problem,
     Report,
+    Summary,
     Ticket,
     Tickets,
 )
-from weekly_report.report import assemble
-from weekly_report.writing import briefs
+from weekly_report.report import assemble, body, document, front
+from weekly_report.writing import assignments, briefs, summary, work_of
+
+from mosaic_tasks.definition.folding import fold_options
 
 ONE = Identity(name="Author One", email="one@example.org")
 TWO = Identity(name="Author Two", email="two@example.org")
@@ -91,6 +98,7 @@ class Builder:
             since="2026-11-22T12:00:00+00:00",
             until="2026-11-29T12:00:00+00:00",
             items=self.items,
+            split=told_apart(change["path"] for commit in self.items for change in commit["files"]),
             latest=self.items[0]["date"] if self.items else None,
             shallow=False,
             truncated=False,
@@ -133,60 +141,39 @@ def written(history: History, tickets: Tickets) -> Summary:
     return summary(history, tickets, who, where, trouble, plan(history, tickets))
 
 
-def told(history: History, tickets: Tickets, monkeypatch: pytest.MonkeyPatch) -> list[Brief]:
+def told(history: History, tickets: Tickets) -> list[Brief]:
     """The facts for each person, in the order in which they are gathered."""
-    monkeypatch.setattr(writing, "changed", lambda repo, commits: commits)
-    works = [work(one, ".") for one in assignments(history, tickets, plan(history, tickets))]
-    return briefs(None, works)[1]
+    given = assignments(history, tickets, plan(history, tickets))
+    return briefs(None, [work_of(one, one["commits"]) for one in given])[1]
 
 
-Report = Callable[..., tuple[str, str]]
+def report(
+    history: History,
+    tickets: Tickets,
+    overview: str | None = None,
+    sections: list[str | None] | None = None,
+) -> Report:
+    who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
+    findings = (history, tickets, who, where, trouble, plan(history, tickets), written(history, tickets))
+    facts = told(history, tickets)
+    texts = sections or [None] * len(facts)
+    pieces = [*front(history, tickets)], overview or "", [*body(*findings, facts, overview)], texts
+    return assemble(*findings, facts, streamed(*pieces), overview, texts)
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Report:
-    """Makes the whole report: Markdown and page."""
-
-    def made(
-        history: History,
-        tickets: Tickets,
-        overview: str | None = None,
-        sections: dict[str, str] | None = None,
-    ) -> tuple[str, str]:
-        facts = told(history, tickets, monkeypatch)
-        findings = (
-            history,
-            tickets,
-            people(history, tickets),
-            modules(history),
-            problems(history, tickets),
-            plan(history, tickets),
-            written(history, tickets),
-            facts,
-        )
-        texts = [(sections or {}).get(brief["name"]) for brief in facts]
-        parts = [*front(history, tickets)], overview or "", [*body(*findings, overview)], texts
-        markdown = "".join(streamed(*parts))
-        return markdown, assemble(*findings, markdown, overview, texts)["html"]
-
-    return made
-
-
-def streamed(front: list[str], overview: str, body: list[Piece], sections: list[str | None]) -> list[str]:
-    """The document of what comes a piece at a time; in any order it is the same."""
+def streamed(*parts: Sequence[Any]) -> str:
+    """The document of parts that come one after the other, a bit at a time; in any order it is the same."""
     documents = set()
-    for order in permutations(range(4)):
-        state, out = fold_options(document).initial, []  # type: ignore[union-attr]
+    for order in permutations(range(len(parts))):
+        state, text = deepcopy(fold_options(document).initial), ""
         for place in order:
-            given: tuple[Any, ...] = (front, overview, body, sections)
-            for piece in given[place]:
-                batch = ["" if isinstance(part, str) else [] for part in given]
-                batch[place] = piece if place == 1 else [piece]
+            for at in range(len(parts[place])):
+                batch = [part[at : at + 1] if each == place else part[:0] for each, part in enumerate(parts)]
                 state, texts = document(state, *batch)
-                out.append("".join(texts))
-        documents.add("".join(out))
-    assert len(documents) == 1
-    return [*documents]
+                text += "".join(texts)
+        documents.add(text)
+    [document_] = documents
+    return document_
 
 
 @pytest.fixture
@@ -434,7 +421,7 @@ def test_the_plan_puts_due_begun_and_urgent_tickets_first_with_reasons(build: Bu
         ticket("A-6", state="done"),
         ticket("A-7", due="2027-03-01"),
     )
-    steps = plan(build.history(), tickets, problems(build.history(), export()))
+    steps = plan(build.history(), tickets)
     assert [(step["key"], step["reasons"]) for step in steps["steps"]] == [
         ("A-5", ["overdue since 20 November", "urgent priority", "nobody has it yet"]),
         ("A-1", ["due on 2 December"]),
@@ -451,20 +438,21 @@ def test_facts_are_whole_sentences_of_one_line_each(build: Builder) -> None:
     )
     build.commit("Odd\n\n- a list\n- no prose", {"web/b.ts": 3}, author=TWO)
     build.commit("Merge", merge=True, author=THREE)
-    facts = written(build.history(), export(ticket("A-1", assignee="Author One", due="2026-12-02")))
-    assert [brief["name"] for brief in facts["people"]] == ["Author One", "Author Two", "Author Three"]
-    assert facts["people"][0]["facts"] == [
+    given = build.history(), export(ticket("A-1", assignee="Author One", due="2026-12-02"))
+    facts, about = written(*given), told(*given)
+    assert [brief["name"] for brief in about] == ["Author Three", "Author One", "Author Two"]
+    assert about[1]["facts"] == [
         [
             "Author One made 1 commit in 1 file (30 lines added), all in `web`.",
             "“Split the page” (23 Nov): The page was slow.",
         ],
         ["Next for Author One: A-1 “Task A-1” (due on 2 December)."],
     ]
-    assert facts["people"][2]["facts"] == [["Author Three merged 1 branch."]]
+    assert about[0]["facts"] == [["Author Three merged 1 branch."]]
     assert facts["overview"][0][0] == (
         "From 22 to 29 November 2026, 3 people made 2 commits and 1 merge in 2 files (33 lines added)."
     )
-    everything = [fact for brief in facts["people"] for group in brief["facts"] for fact in group]
+    everything = [fact for brief in about for group in brief["facts"] for fact in group]
     everything += [fact for group in facts["overview"] for fact in group] + facts["highlights"]
     assert all("\n" not in fact and fact.endswith((".", ".”", "…")) for fact in everything)
 
@@ -474,7 +462,9 @@ def test_a_large_commit_without_explanation_is_told_by_its_files(build: Builder)
     build.commit("Trim", {"api/x.py": 60})
     build.commit("Tidy", {"api/y.py": 1})
     build.commit("Help", {"api/y.py": 1}, author=TWO)
-    [facts] = written(build.history(), export())["people"][0]["facts"]
+    [facts] = next(brief for brief in told(build.history(), export()) if brief["name"] == ONE["name"])[
+        "facts"
+    ]
     assert facts[1:] == [
         "“Cut” (23 Nov) changed 4 files in `web`, most of all `d.ts`, `c.ts` and `b.ts`.",
         "“Trim” (23 Nov) changed 1 file in `api`: `x.py`.",
@@ -500,7 +490,7 @@ def test_the_report_has_its_parts_in_order_and_none_empty(build: Builder) -> Non
     bad = build.commit("Break it", {"web/b.ts": 3}, author=TWO)
     build.commit('Revert "Break it"', {"web/b.ts": 3}, author=TWO, reverts=bad)
     tickets = export(ticket("A-1", assignee="Author One", due="2026-12-02"))
-    result = report(build.history(), tickets, "The overview.", ["Section **one**.", None])
+    result = report(build.history(), tickets, "The overview.", [None, "Section **one**."])
     headings = [line for line in result["markdown"].splitlines() if line.startswith("#")]
     assert headings == [
         "# Weekly report: shop",
@@ -556,7 +546,7 @@ def busy_week(build: Builder) -> None:
 
 def test_the_changes_of_one_author_are_told_by_module(build: Builder) -> None:
     busy_week(build)
-    assert written(build.history(), export())["people"][0]["facts"] == [
+    assert told(build.history(), export())[0]["facts"] == [
         [
             "“Read the entries in parts so that a page of many thousand entries opens at once” (23 Nov): "
             "The page waited for all of them."
@@ -573,12 +563,12 @@ def test_the_changes_of_one_author_are_told_by_module(build: Builder) -> None:
 def test_a_report_of_one_author_says_nothing_twice(build: Builder, with_ticket: bool) -> None:
     busy_week(build)
     due = ticket("A-1", title="Make the page open at once", assignee="Author One", due="2026-12-02")
-    told = report(build.history(), export(due) if with_ticket else export())
-    counts = Counter(sentence for sentence in sentences(told["markdown"]) if len(sentence) > 40)
+    result = report(build.history(), export(due) if with_ticket else export())
+    counts = Counter(sentence for sentence in sentences(result["markdown"]) if len(sentence) > 40)
     assert [sentence for sentence, times in counts.items() if times > 1] == []
-    beside_list = told["markdown"].partition("## All commits")[0]
+    beside_list = result["markdown"].partition("## All commits")[0]
     assert beside_list.count("Count the entries on the server") == 1
-    assert [line for line in told["markdown"].splitlines() if line.startswith("#")] == [
+    assert [line for line in result["markdown"].splitlines() if line.startswith("#")] == [
         "# Weekly report: shop",
         "## Key figures",
         "## Where the work went",
@@ -594,22 +584,22 @@ def test_bots_are_counted_apart(build: Builder) -> None:
     build.commit("Two", {"web/a.ts": 3}, author=TWO, co_authors=(NAMELESS_BOT,))
     for author in (BOT, BOT, NAMELESS_BOT):
         build.commit("Update", {"web/a.ts": 500, "uv.lock": 900}, author=author)
-    told = report(build.history(), export())["markdown"]
-    assert "2 people made 2 commits in 1 file (33 lines added); bots made 3 more." in told
-    assert "| Commits | 2 and 3 by bots |" in told
-    assert "| People | 2 |" in told
-    assert "Bots committed too: renovate[bot] (2 commits) and Updates (1 commit)." in told
-    assert "| `web` | 2 | 1 | 33 | 0 | Author One and Author Two |" in told
-    assert "worked together" not in told
-    assert "“Update”" not in told
+    result = report(build.history(), export())["markdown"]
+    assert "2 people made 2 commits in 1 file (33 lines added); bots made 3 more." in result
+    assert "| Commits | 2 and 3 by bots |" in result
+    assert "| People | 2 |" in result
+    assert "Bots committed too: renovate[bot] (2 commits) and Updates (1 commit)." in result
+    assert "| `web` | 2 | 1 | 33 | 0 | Author One and Author Two |" in result
+    assert "worked together" not in result
+    assert "“Update”" not in result
     assert found(build.history()) == []
 
 
 def test_a_week_of_bots_alone_counts_no_people(build: Builder) -> None:
     build.commit("Update", {"web/a.ts": 5}, author=BOT)
-    told = report(build.history(), export())["markdown"]
-    assert "From 22 to 29 November 2026, bots made 1 commit." in told
-    assert "| People | 0 |" in told
+    result = report(build.history(), export())["markdown"]
+    assert "From 22 to 29 November 2026, bots made 1 commit." in result
+    assert "| People | 0 |" in result
 
 
 def test_a_person_has_one_name_everywhere(build: Builder) -> None:
@@ -632,8 +622,8 @@ HOSTILE = "**bold** `code` <b>tags</b> [x](https://example.org) a|b"
 def test_what_commits_and_tickets_say_is_shown_as_it_stands(build: Builder) -> None:
     for author in (ONE, TWO):
         build.commit(f"# {HOSTILE}\n\nIt says {HOSTILE} in the end.", {"web/a.ts": 60}, author=author)
-    told = report(build.history(), export(ticket("A-1", title=HOSTILE, due="2026-11-20")))
+    result = report(build.history(), export(ticket("A-1", title=HOSTILE, due="2026-11-20")))
     markdown = r"\*\*bold\*\* \`code\` &lt;b>tags&lt;/b> [x\](https://example.org) a|b"
     page = "**bold** `code` &lt;b&gt;tags&lt;/b&gt; [x](https://example.org) a|b"
-    assert told["markdown"].count("bold") == told["markdown"].count(markdown) > 8
-    assert told["html"].count("bold") == told["html"].count(page) > 8
+    assert result["markdown"].count("bold") == result["markdown"].count(markdown) > 8
+    assert result["html"].count("bold") == result["html"].count(page) > 8

@@ -18,8 +18,17 @@ local cursors, after, state = arg.cursors, arg.after, ''
 if arg.commit then
   local first = append_flushes(arg.id, arg.fence, arg.flushes, 3, ready)
   if not first then return {cmsgpack.pack({'gap', {}, {}}), ''} end
+  -- Calls that grow or are undone change the state. Where it is there already, this is sent again because its answer was lost,
+  -- and those calls have gone on.
+  local is_new = redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
   redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
-  if arg.grow then
+  for _, stream in ipairs(arg.sources) do
+    if redis.call('HDEL', BOXES, 'w:' .. stream) == 1 then
+      redis.call('XADD', stream_key(stream .. '!'), 'MAXLEN', 1, '*', 'read', arg.id)
+      redis.call('PEXPIRE', stream_key(stream .. '!'), 60000)
+    end
+  end
+  if is_new and arg.grow then
     local join, queue, ids, is_first, fence = unpack(arg.grow)
     if is_first then redis.call('HSET', RUN, 'j:' .. join, -OPEN) end
     local items = {}
@@ -30,7 +39,7 @@ if arg.commit then
     in_slices('HSET', BOXES, items)
     groups[1] = {queue, ids, {}, fence}
   end
-  if arg.undo then
+  if is_new and arg.undo then
     local join, stream, first_item, ids, readers = unpack(arg.undo)
     local done = 0
     for _, id in ipairs(ids) do

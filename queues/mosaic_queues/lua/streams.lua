@@ -45,6 +45,25 @@ local function announce(name, data, joins, counts)
   end
 end
 
+-- How far the slowest of the readers that run is behind a stream: items or characters.
+local function lag_of(stream, readers)
+  local last, most = last_header(stream), 0
+  if not last or #readers == 0 then return 0 end
+  for i, call in ipairs(states(readers)) do
+    if call and call[STATE] == CLAIMED then
+      local held = redis.call('HGET', BOXES, 'c:' .. readers[i])
+      local cursor, read = held and cmsgpack.unpack(held)[stream], 0
+      local entry = cursor and redis.call('XRANGE', stream_key(stream), cursor, cursor)[1]
+      if entry then
+        local header = cmsgpack.unpack(entry[2][2])
+        read = header[5] + header[6]
+      end
+      most = math.max(most, last[5] + last[6] - read)
+    end
+  end
+  return most
+end
+
 -- Appends what a call has for its streams: flushes {{stream, flush, {readers}, {{kind, offset, count}}}}, their data from ARGV[first] on.
 -- A flush that is already there is not repeated. Returns the place after the last data, or nil where a chunk does not follow on.
 local function append_flushes(id, fence, flushes, first, ready)

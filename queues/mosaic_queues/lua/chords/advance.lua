@@ -1,5 +1,5 @@
 -- Takes a join further: notes published messages, seals it, makes it larger, counts a finished header.
--- KEYS: see chord_open.lua
+-- KEYS: see open.lua
 -- arg: records  {{slot, order, queue, task_id}}; the messages are the arguments from ARGV[2] on
 --      size     number of headers, false: not known yet. The first one counts
 --      grow     number of headers added

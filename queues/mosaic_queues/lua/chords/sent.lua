@@ -1,5 +1,5 @@
 -- The body's messages are published: they take the place of the results, until each was received.
--- KEYS: see chord_open.lua
+-- KEYS: see open.lua
 -- arg: token (the dispatch lease), records {{slot, order, queue, task_id}}; the messages are the arguments from ARGV[2] on
 -- Returns 2 when nothing is left to wait for and the join is gone, 1, or 0 when another process has the lease.
 local JOIN, SLOTS, MESSAGES = KEYS[1], KEYS[3], KEYS[4]

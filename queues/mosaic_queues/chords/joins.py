@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from redis import Redis
@@ -124,14 +124,14 @@ class Chords:
         part: tuple[str, Part] | None = None,
     ) -> int:
         """Notes messages, seals, grows, counts a part. 1: complete, `token` dispatches; -1: no such join."""
+        rows, messages = _rows_and_messages(records)
         argument = {
-            "records": [record[:-1] for record in records],
+            "records": rows,
             "size": False if size is None else size,
             "grow": grow,
             "part": [part[0], part[1].ok] if part else False,
             "token": token,
         }
-        messages = [record.message for record in records]
         if part:
             messages.append(msgspec.msgpack.encode(part[1]))
         return int(_ADVANCE(self.client, self.keys(group_id), argument, messages))
@@ -157,9 +157,8 @@ class Chords:
 
     def sent(self, group_id: str, *, token: str, records: Sequence[Record]) -> int:
         """The body is published as `records`. 2: nothing to wait for; 0: another process has the lease."""
-        argument = {"token": token, "records": [record[:-1] for record in records]}
-        messages = [record.message for record in records]
-        answer = int(_SENT(self.client, self.keys(group_id), argument, messages))
+        rows, messages = _rows_and_messages(records)
+        answer = int(_SENT(self.client, self.keys(group_id), {"token": token, "records": rows}, messages))
         if answer == 2:
             self.unlist(group_id)
         return answer
@@ -225,9 +224,14 @@ def decode_slot(raw: bytes) -> Slot:
     return msgspec.msgpack.decode(raw, type=Slot)
 
 
-_OPEN = Script("chord_open")
-_ADVANCE = Script("chord_advance")
-_CLAIM = Script("chord_claim")
-_CHANGE = Script("chord_change")
-_LEASE = Script("chord_lease")
-_SENT = Script("chord_sent")
+def _rows_and_messages(records: Sequence[Record]) -> tuple[list[tuple[Any, ...]], list[bytes]]:
+    """Records as a script takes them: the messages beside the rest, since they are bytes."""
+    return [record[:-1] for record in records], [record.message for record in records]
+
+
+_OPEN = Script("chords/open")
+_ADVANCE = Script("chords/advance")
+_CLAIM = Script("chords/claim")
+_CHANGE = Script("chords/change")
+_LEASE = Script("chords/lease")
+_SENT = Script("chords/sent")

@@ -10,11 +10,11 @@ import structlog
 from celery import Celery, signals, states
 from redis.exceptions import RedisError
 
-from mosaic_queues.chord_backend import ChordBackend
-from mosaic_queues.chord_mending import Mender
-from mosaic_queues.chord_messages import BODY_STAMP, STAMP, slot_of_body
-from mosaic_queues.chord_recovery import ChordRecovery
-from mosaic_queues.chords import Order, Slot
+from mosaic_queues.chords.base import ChordBackend
+from mosaic_queues.chords.joins import Order, Slot
+from mosaic_queues.chords.mending import Mender
+from mosaic_queues.chords.messages import BODY_STAMP, STAMP, slot_of_body
+from mosaic_queues.chords.recovery import ChordRecovery
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import join_liveness
 from mosaic_queues.settings import settings

@@ -6,10 +6,10 @@ from celery import states
 from celery.app.task import Context
 from celery.exceptions import WorkerLostError
 
-from mosaic_queues.chord_backend import ChordBackend
-from mosaic_queues.chord_dispatch import dispatch
-from mosaic_queues.chord_messages import decoded, is_body, request_of, request_of_slot, stamp_of
-from mosaic_queues.chords import decode_slot
+from mosaic_queues.chords.base import ChordBackend
+from mosaic_queues.chords.dispatch import dispatch
+from mosaic_queues.chords.joins import decode_slot
+from mosaic_queues.chords.messages import decoded, is_body, request_of, request_of_slot, stamp_of
 from mosaic_queues.settings import settings
 from mosaic_queues.sweeper import server_ms
 

@@ -11,9 +11,9 @@ from typing import Any
 from celery import current_app, signals
 from celery._state import get_current_worker_task
 
-from mosaic_queues.chord_backend import ChordBackend
-from mosaic_queues.chord_messages import BODY_STAMP, STAMP, Place, encoded, place_of, slot_of_body
-from mosaic_queues.chords import Record
+from mosaic_queues.chords.base import ChordBackend
+from mosaic_queues.chords.joins import Record
+from mosaic_queues.chords.messages import BODY_STAMP, STAMP, Place, encoded, place_of, slot_of_body
 
 NOTES_A_TRIP = 100
 

@@ -9,7 +9,7 @@ import msgspec
 from celery.result import GroupResult
 from celery.utils.functional import _regen
 
-from mosaic_queues.chords import Part
+from mosaic_queues.chords.joins import Part
 
 
 def shape_of(results: Any) -> bytes:

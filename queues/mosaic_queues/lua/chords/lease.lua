@@ -1,5 +1,5 @@
 -- Takes or prolongs the lease to dispatch the body of a complete join.
--- KEYS: see chord_open.lua
+-- KEYS: see open.lua
 -- arg: seen (the lease that the caller saw), token (the new one)
 -- Returns 1, or 0 when another process has it.
 local join = redis.call('HMGET', KEYS[1], 'state', 'lease')

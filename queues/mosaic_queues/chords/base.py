@@ -10,7 +10,7 @@ import msgspec
 from celery.backends.redis import RedisBackend
 from kombu import serialization
 
-from mosaic_queues.chords import Chords, Record, new_token
+from mosaic_queues.chords.joins import Chords, Record, new_token
 from mosaic_queues.settings import settings
 
 

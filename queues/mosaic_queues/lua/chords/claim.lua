@@ -1,5 +1,5 @@
 -- A worker received a task of a chord: a header is claimed for its process, a body needs no watching any more.
--- KEYS: see chord_open.lua
+-- KEYS: see open.lua
 -- arg: slot, order, queue, holder, tag, acks_late, task_id; body: whether it is the body's
 -- Returns 1; 2 when that was the last body and the join is gone; 0 when there is nothing to claim.
 local JOIN, PARTS, SLOTS, MESSAGES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

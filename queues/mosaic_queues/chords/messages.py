@@ -12,7 +12,7 @@ from celery.app.task import Context
 from kombu import serialization
 from kombu.exceptions import EncodeError
 
-from mosaic_queues.chords import Order
+from mosaic_queues.chords.joins import Order
 
 log = structlog.get_logger(__name__)
 

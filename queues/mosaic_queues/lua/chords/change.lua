@@ -1,5 +1,5 @@
 -- Changes a slot, if it is still what the caller saw.
--- KEYS: see chord_open.lua
+-- KEYS: see open.lua
 -- arg: slot; ARGV[2] the value seen, ARGV[3] its new value (none: it is watched no longer)
 -- Returns 1, or 0 when it changed meanwhile.
 if redis.call('HGET', KEYS[3], arg.slot) ~= ARGV[2] then return 0 end

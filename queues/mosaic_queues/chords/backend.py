@@ -1,9 +1,9 @@
 """A Celery result backend whose chords survive dead workers and lost messages: `result_backend="mosaic+redis://host"`.
 
-It is Celery's Redis backend with another join (`mosaic_queues.chords`). Importing it connects Celery's signals, so
-that an ordinary app needs nothing but the setting: publishers note the messages of chords (`chord_publishing`); a
-worker's main process claims what it receives, is alive and sweeps (`chord_worker`). (A worker started with `celery
--q` loads no result backend by itself: its app must then import this module.)
+It is Celery's Redis backend with another join (`joins`). Importing it connects Celery's signals, so that an ordinary
+app needs nothing but the setting: publishers note the messages of chords (`publishing`); a worker's main process
+claims what it receives, is alive and sweeps (`worker`). (A worker started with `celery -q` loads no result backend by
+itself: its app must then import this module.)
 
 The lease on a complete join lets one process dispatch the body. If that one dies after publishing and before it
 recorded so, the body is published again with the same task ids, and an errback is called again, in that case only.
@@ -22,14 +22,14 @@ from celery.app.task import Context
 from celery.canvas import Signature, maybe_signature
 from celery.exceptions import WorkerLostError
 
-from mosaic_queues import chord_worker  # noqa: F401  connects the worker's signals
-from mosaic_queues.chord_backend import ChordBackend
-from mosaic_queues.chord_dispatch import advance
-from mosaic_queues.chord_mending import Mender
-from mosaic_queues.chord_messages import slot_of
-from mosaic_queues.chord_publishing import publishing
-from mosaic_queues.chord_results import shape_of
-from mosaic_queues.chords import Part
+from mosaic_queues.chords import worker  # noqa: F401  connects the worker's signals
+from mosaic_queues.chords.base import ChordBackend
+from mosaic_queues.chords.dispatch import advance
+from mosaic_queues.chords.joins import Part
+from mosaic_queues.chords.mending import Mender
+from mosaic_queues.chords.messages import slot_of
+from mosaic_queues.chords.publishing import publishing
+from mosaic_queues.chords.results import shape_of
 
 __all__ = ["LedgerBackend"]
 

@@ -11,10 +11,10 @@ from celery.canvas import Signature, maybe_signature
 from celery.exceptions import ChordError
 from kombu.exceptions import OperationalError
 
-from mosaic_queues.chord_backend import ChordBackend
-from mosaic_queues.chord_publishing import publishing
-from mosaic_queues.chord_results import in_place, in_shape
-from mosaic_queues.chords import Join, Record, new_token
+from mosaic_queues.chords.base import ChordBackend
+from mosaic_queues.chords.joins import Join, Record, new_token
+from mosaic_queues.chords.publishing import publishing
+from mosaic_queues.chords.results import in_place, in_shape
 from mosaic_queues.settings import settings
 from mosaic_queues.sweeper import server_ms
 

@@ -1,0 +1,117 @@
+"""Tells events to people: a line each, but for a mailbox that reads again and again, which would fill the page.
+
+Pure: a plan and its events in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mosaic_queues.events import Event
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.execution.prepared import CLOSE, MAILBOX
+from mosaic_tasks.inspection.wording import counted, duration, listed
+
+
+class Teller:
+    """Tells the events of a run in order. Of a mailbox it tells the first reading, and in the end how many there were; of
+    a list that grows, the first items and all of them.
+
+    Args:
+        created_ms: the time that lines count from.
+    """
+
+    def __init__(self, plan: Plan, created_ms: int) -> None:
+        self._plan, self._created_ms = plan, created_ms
+        self._readings: dict[str, int] = {}
+        self._sizes: dict[str, str] = {}
+        self._quiet: set[str] = set()
+
+    def lines(self, event: Event) -> Iterator[str]:
+        """What to print for an event: one line or none."""
+        calls = tuple(call for call in event.calls if not _is_mailbox(call) or self._tells(call, event))
+        if calls or not event.calls:
+            line = event_line(self._plan, event._replace(calls=calls), self._created_ms)
+            yield line + self._behind(event)
+
+    def _tells(self, call: str, event: Event) -> bool:
+        """Whether what happened to a mailbox is news."""
+        if event.kind == "expanded":
+            return self._tells_size(call, event.detail)
+        is_quiet = call in self._quiet
+        if event.kind == "claimed":
+            self._readings[call] = self._readings.get(call, 0) + 1
+            return not is_quiet
+        if event.kind == "idle":
+            self._quiet.add(call)
+            return not is_quiet
+        if event.kind != "usage":
+            self._quiet.discard(call)
+        return True
+
+    def _tells_size(self, call: str, size: str) -> bool:
+        before = self._sizes.get(call)
+        self._sizes[call] = size
+        return before in (None, size)
+
+    def _behind(self, event: Event) -> str:
+        """How often a mailbox read that is over now; of nodes that run again, it counts anew."""
+        for number in event.calls if event.kind == "redo" else ():
+            box = f"{number}.{MAILBOX}"
+            self._readings.pop(box, None)
+            self._sizes.pop(box, None)
+            self._quiet.discard(box)
+        if event.kind not in ("done", "skipped", "failed"):
+            return ""
+        times = sum(self._readings.pop(call, 0) for call in event.calls)
+        return f"  after reading {counted(times, 'time')}" if times else ""
+
+
+def event_line(plan: Plan, event: Event, created_ms: int) -> str:
+    """An event for people: when, what, to which calls, by whom."""
+    parts = [f"{duration(event.at_ms - created_ms):>10}  {event.kind:<8}"]
+    if event.calls:
+        parts.append(listed([call_name(plan, call) + _doing(event, call) for call in event.calls], most=4))
+    if about := _about(event):
+        parts.append(about)
+    if event.holder:
+        parts.append(f"[{event.holder}]")
+    return "  ".join(parts)
+
+
+def _about(event: Event) -> str:
+    if event.kind == "retry":
+        return f"in {duration(event.pause_ms)}, after: {event.detail}"
+    if event.kind == "redo":
+        return f"again, in epoch {event.detail}"
+    if event.kind == "expanded":
+        return f"into {event.detail}"
+    if event.kind == "ready":
+        return f"in queue {event.detail}"
+    if any(event.tokens):
+        return f"{event.detail}: {event.tokens[0]} tokens in, {event.tokens[1]} out{_cost(event)}"
+    return event.detail
+
+
+def _doing(event: Event, call: str) -> str:
+    """What a mailbox does, which is claimed for each of its readings."""
+    if not _is_mailbox(call):
+        return ""
+    return {"claimed": " (reads its streams)", "idle": " (waits for more)"}.get(event.kind, "")
+
+
+def _cost(event: Event) -> str:
+    return "" if event.cost_usd is None else f", {event.cost_usd:.4f} USD"
+
+
+def call_name(plan: Plan, call: str) -> str:
+    """A call for people: `people`, `sections[3]`, `sections[close]`; a mailbox has the name of its node."""
+    number, dot, rest = call.partition(".")
+    name = plan.nodes[int(number)].name
+    if not dot or rest == MAILBOX:
+        return name
+    return f"{name}[{'close' if rest == CLOSE else rest}]"
+
+
+def _is_mailbox(call: str) -> bool:
+    return call.endswith(f".{MAILBOX}")
