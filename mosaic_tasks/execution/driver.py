@@ -21,8 +21,12 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.errors import RunCancelled, UnknownRun
-from mosaic_queues.ledger import EPOCH, Advance, Claim, Done, DoneKind, Field, Group, JoinStep, Mark, Usage
-from mosaic_tasks.execution.calls import (
+from mosaic_queues.ledger import EPOCH, Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
+from mosaic_tasks.execution.calls import execution_of
+from mosaic_tasks.execution.endings import Ending
+from mosaic_tasks.execution.interrupting import Interrupted
+from mosaic_tasks.execution.loop import forget_loop, run_on_loop
+from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
@@ -30,13 +34,10 @@ from mosaic_tasks.execution.calls import (
     Skip,
     Value,
     Work,
-    execution_of,
     failure,
     retry_pause,
     timed_out,
 )
-from mosaic_tasks.execution.interrupting import Interrupted
-from mosaic_tasks.execution.loop import forget_loop, run_on_loop
 from mosaic_tasks.execution.prepared import CLOSE, CallId
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import Running
@@ -147,7 +148,7 @@ class Drive:
         until = time.monotonic() + COMMIT_S
         with self._lock:
             held = [claim.call for claim in self._claimed]
-        self.execution.fetch(held)
+        self.execution.inputs.fetch(held)
         together: list[Work] = []
         while (claim := self._next_claim()) is not None:
             prepared = self.execution.prepare(claim, holder=self._claimant)
@@ -224,7 +225,9 @@ class Drive:
         """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
         match outcome:
             case Value(envelope, shown, usage, marks, fields):
-                self._finish(claim, envelope, skipped=False, usage=usage, endings=(marks, fields))
+                self._finish(
+                    claim, envelope, skipped=False, usage=usage, ending=Ending(list(marks), list(fields))
+                )
                 self.process.lengths.add(self.plan.length_key(claim.call), length_s)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
             case Skip(reason):
@@ -242,8 +245,8 @@ class Drive:
                 self._fail(claim, outcome)
 
     def _skip(self, claim: Claim, reason: str) -> None:
-        endings = self.execution.skip_endings(CallId(claim.call), reason)
-        self._finish(claim, self.process.payloads.skipped(reason), skipped=True, endings=endings)
+        ending = self.execution.endings.of_skip(CallId(claim.call), reason)
+        self._finish(claim, self.process.payloads.skipped(reason), skipped=True, ending=ending)
 
     def _finish(
         self,
@@ -251,7 +254,7 @@ class Drive:
         envelope: bytes,
         *,
         skipped: bool,
-        endings: tuple[Sequence[Mark], Sequence[Field]],
+        ending: Ending,
         usage: Usage | None = None,
     ) -> None:
         call = CallId(claim.call)
@@ -259,7 +262,7 @@ class Drive:
         kind: DoneKind = "skipped" if skipped else "done"
         with self._lock:
             self._finished.done.append(
-                Done(claim.call, claim.fence, envelope, kind, self.plan.raised(call), *endings)
+                Done(claim.call, claim.fence, envelope, kind, self.plan.raised(call), *ending)
             )
             if usage is not None:
                 self._finished.usages.append(usage)
@@ -317,12 +320,12 @@ class Drive:
             retry_s=pause,
         )
         if pause is None and node.plan.on_failure == "skip":
-            self.execution.replaced(claim, holder=self._claimant, value=None)
+            self.execution.endings.replaced(claim, holder=self._claimant, value=None)
             self._skip(claim, outcome.error)
         elif pause is None and node.plan.on_failure == "default":
             envelope = self.process.payloads.pack(self.run_id, node.plan.default)
-            endings = self.execution.replaced(claim, holder=self._claimant, value=node.plan.default)
-            self._finish(claim, envelope, skipped=False, endings=endings)
+            ending = self.execution.endings.replaced(claim, holder=self._claimant, value=node.plan.default)
+            self._finish(claim, envelope, skipped=False, ending=ending)
         else:
             self.process.ledger.fail(
                 self.run_id, claim, holder=self._claimant, error=outcome.error, retry_s=pause
@@ -365,7 +368,7 @@ class Drive:
             joins=list(finished.joins.values()),
             usages=finished.usages,
             claim=wanted,
-            read=self.execution.absent(wanted),
+            read=self.execution.inputs.absent(wanted),
             keep=keep,
             serves=self.process.serves,
         )

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from mosaic_tasks.execution.calls import Work
 from mosaic_tasks.execution.interrupting import Interruptible
+from mosaic_tasks.execution.outcomes import Work
 
 GRACE_S = 5.0
 """What resists its interruption for so long costs its process."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, read_events
-from mosaic_queues.following import Following, Found
+from mosaic_queues.following import Following, Found, position_of
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.streams import Chunk, chunks_of
@@ -65,9 +65,9 @@ class Source(NamedTuple):
         """The envelope of what the node put out; None: it has not closed."""
         return self.ledger.outputs(self.run_id, [str(self.number)])[0]
 
-    def last_event(self) -> str:
-        """The entry of the run's latest event."""
-        found: Any = self.ledger.client.xrevrange(self.ledger.keys.run(self.run_id)[3], count=1)
+    def last_entry(self, stream: str) -> str:
+        """The id of the latest entry of one of the run's streams."""
+        found: Any = self.ledger.client.xrevrange(stream, count=1)
         return str(found[0][0].decode()) if found else _NOTHING
 
     def is_run_over(self) -> bool:
@@ -126,11 +126,13 @@ class Pieces:
 
     def __init__(self, source: Source, after: str | None) -> None:
         entry, _, given = _checked(after or _NOTHING, r"\d+-\d+(/\d)?").partition("/")
-        self._source, self._cursor, self._given = source, entry, int(given or 0)
-        self._has_looked = self.is_over = False
         keys = source.ledger.keys
         self._stream = keys.stream(source.run_id, str(source.number))
         self._run_end = keys.run(source.run_id)[5]
+        last = source.last_entry(self._stream) if after else _NOTHING
+        self._source, self._cursor = source, min(entry, last, key=position_of)
+        self._given = int(given or 0)
+        self._must_look, self.is_over = True, False
 
     def cursors(self) -> Mapping[str, str]:
         """Its own stream, and that of the run's end."""
@@ -139,28 +141,30 @@ class Pieces:
     def is_local(self, found: Found) -> bool:
         """Whether every chunk holds its value."""
         fields = [fields for entries in found.values() for _, fields in entries]
-        return self._has_looked and all(each.get(b"d", b"")[:1] in _INLINE for each in fields)
+        return not self._must_look and all(each.get(b"d", b"")[:1] in _INLINE for each in fields)
 
     def take_in(self, found: Found) -> Iterator[StreamEvent]:
         """New chunks; and the end of a node that closed without saying so in its stream."""
-        yield from self._events(chunks_of(found.get(self._stream, ())))
-        if not self.is_over and (self._run_end in found or self._was_closed()):
-            was_over, envelope = self._source.is_run_over(), self._source.output()
+        self._must_look = self._must_look or self._run_end in found
+        chunks = chunks_of(found.get(self._stream, ()))
+        if chunks:
+            yield from self._events(chunks)
+        elif self._must_look:
+            self._must_look = False
+            yield from self._look()
+
+    def _look(self) -> Iterator[StreamEvent]:
+        """Whether the node closed, or never will."""
+        was_over, envelope = self._source.is_run_over(), self._source.output()
+        if envelope is not None or was_over:
             yield from self._events(self._chunks_behind(self._cursor))
             if not self.is_over and envelope is not None:
                 yield from self._closing(envelope)
-            self.is_over = self.is_over or was_over
+            self.is_over = True
 
     def _chunks_behind(self, entry: str, most: int | None = None) -> list[Chunk]:
         run_id, stream = self._source.run_id, str(self._source.number)
         return self._source.ledger.chunks(run_id, stream, after=entry, most=most)
-
-    def _was_closed(self) -> bool:
-        """Whether the node had closed when the reader came."""
-        if self._has_looked:
-            return False
-        self._has_looked = True
-        return self._source.output() is not None
 
     def _events(self, chunks: list[Chunk]) -> Iterator[StreamEvent]:
         values = self._values(chunks)
@@ -190,7 +194,6 @@ class Pieces:
         }
 
     def _closing(self, envelope: bytes) -> Iterator[StreamEvent]:
-        self.is_over = True
         if self._has_ended():
             return
         pieces = self._source.closing(envelope, corrects=self._cursor != _NOTHING)
@@ -213,11 +216,11 @@ class _Counted:
     def __init__(self, source: Source, after: str | None) -> None:
         self._source, self._given = source, int(_checked(after or "0", r"\d{1,9}"))
         self._count, self.is_over = 0, False
-        self._after = source.last_event()
 
     def cursors(self) -> Mapping[str, str]:
         """The run's events from now on; what they say is read elsewhere."""
-        return {self._source.ledger.keys.run(self._source.run_id)[3]: self._after}
+        events = self._source.ledger.keys.run(self._source.run_id)[3]
+        return {events: self._source.last_entry(events)}
 
     def is_local(self, _: Found) -> bool:
         """Never."""
@@ -355,8 +358,8 @@ class _Reading:
             self._leave = finalizer
         return self._part, self._following
 
-    def _step(self, found: Found | None = None) -> None:
-        """Takes what came, or what was found at hand. Leaves when nothing more comes."""
+    def _step(self, found: Found | None = None) -> bool:
+        """Takes what came, or what was found at hand; False: nothing. Leaves when nothing more comes."""
         try:
             part, following = self._open()
             if found is None:
@@ -366,6 +369,7 @@ class _Reading:
             self._ready.extend(part.take_in(found))
             if part.is_over or (not found and not self._follow):
                 self._is_over = True
+            return bool(found)
         except BaseException:
             self._is_over = True
             raise
@@ -404,8 +408,7 @@ class Reading(_Reading):
             if self._is_over:
                 raise StopIteration
             self._bell.clear()
-            self._step()
-            if not (self._ready or self._is_over):
+            if not (self._step() or self._ready or self._is_over):
                 self._bell.wait()
         return self._ready.popleft()
 
@@ -439,7 +442,7 @@ class AsyncReading(_Reading):
                 loop.call_soon_threadsafe(bell.set)
 
         super().__init__(ledger, open_part, follow=follow, ring=ring)
-        self._trip: asyncio.Task[None] | None = None
+        self._trip: asyncio.Task[bool] | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -449,20 +452,18 @@ class AsyncReading(_Reading):
             if self._is_over:
                 raise StopAsyncIteration
             self._bell.clear()
-            await self._step_async()
-            if not (self._ready or self._is_over):
+            if not (await self._step_async() or self._ready or self._is_over):
                 await self._bell.wait()
         return self._ready.popleft()
 
-    async def _step_async(self) -> None:
+    async def _step_async(self) -> bool:
         if self._trip is None:
             if (found := self._at_hand()) is not None:
-                self._step(found)
-                return
+                return self._step(found)
             self._trip = asyncio.create_task(asyncio.to_thread(self._step))
         trip = self._trip
         try:
-            await asyncio.shield(trip)
+            return await asyncio.shield(trip)
         finally:
             if trip.done():
                 self._trip = None
@@ -470,6 +471,7 @@ class AsyncReading(_Reading):
     async def aclose(self) -> None:
         """Ends it."""
         self._is_over = True
+        self._bell.set()
         await asyncio.to_thread(self._leave)
 
     async def __aenter__(self) -> Self:

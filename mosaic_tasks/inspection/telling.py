@@ -14,8 +14,8 @@ from mosaic_tasks.inspection.wording import counted, duration, listed
 
 
 class Teller:
-    """Tells the events of a run in order. Of a mailbox it tells the first reading, and in the end how many there were; of
-    a list that grows, the first items and all of them.
+    """Tells the events of a run in order. Of a mailbox it tells the first reading and, in the end, how many there were;
+    of a list that grows, the first items and all of them.
 
     Args:
         created_ms: the time that lines count from.

@@ -90,7 +90,7 @@ class _Hub:
         self._heard = "0-0"
         self._tails: dict[str, _Tail] = {}
         self._ended = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a reader that is collected meanwhile leaves from inside
         self._thread = threading.Thread(target=self._run, name="mosaic-hub", daemon=True)
 
     @property
@@ -119,6 +119,8 @@ class _Hub:
 
     def end(self) -> None:
         """Ends the thread; when the server is away it ends by itself, later."""
+        if self._ended:
+            return
         self._ended = True
         try:
             self.wake()
@@ -207,7 +209,8 @@ class Following:
 
     Args:
         client: of the server, with `decode_responses=False`; sends a command again when the server restarts.
-        cursors: by the key of each stream, the id of the last entry already read; `0-0`: none.
+        cursors: by the key of each stream, the id of the last entry already read; `0-0`: none. An id that the stream
+            has not reached yet would hide what comes from other readers.
         ring: called from another thread when there may be more to `take`.
     """
 
@@ -237,7 +240,7 @@ class Following:
         """What came since the last time, in the order of each stream; each entry once. Does not wait.
 
         Args:
-            follow: `ring` when there may be more; at first it rings until nothing is left.
+            follow: when nothing is there, `ring` from now on; it rings once at first.
 
         Raises:
             redis.RedisError: the server does not answer.
@@ -248,10 +251,8 @@ class Following:
                 raise self._error
             found = self._pages()
         self.advance(found)
-        if follow and self._hub is None:
-            if not found:
-                self._join()
-            self.ring()
+        if not found and follow and self._hub is None:
+            self._join()
         return found
 
     def advance(self, found: Found) -> None:
@@ -282,10 +283,11 @@ class Following:
             self._hub = hub
         if must_wake:
             hub.wake()
+        self.ring()
 
     def fail(self, error: Exception) -> None:
-        """`take` raises this from now on."""
-        self._error = error
+        """`take` raises this from now on: its hub has ended."""
+        self._error, self._hub = error, None
         self.ring()
 
     def leave(self) -> None:

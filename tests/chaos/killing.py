@@ -25,22 +25,33 @@ def _die_once() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _before(owner: Any, name: str) -> None:
+def _always(**_options: Any) -> bool:
+    return True
+
+
+def _before(owner: Any, name: str, *, asked: Callable[..., bool] = _always) -> None:
     original: Callable[..., Any] = getattr(owner, name)
 
     def killed(*args: Any, **options: Any) -> Any:
-        _die_once()
+        if asked(**options):
+            _die_once()
         return original(*args, **options)
 
     setattr(owner, name, killed)
 
 
-def _after(owner: Any, name: str, *, when: Callable[[Any], bool]) -> None:
+def _after(
+    owner: Any,
+    name: str,
+    *,
+    when: Callable[[Any], bool] = lambda _answer: True,
+    asked: Callable[..., bool] = _always,
+) -> None:
     original: Callable[..., Any] = getattr(owner, name)
 
     def killed(*args: Any, **options: Any) -> Any:
         answer = original(*args, **options)
-        if when(answer):
+        if when(answer) and asked(**options):
             _die_once()
         return answer
 
@@ -89,6 +100,15 @@ def _claims(answer: Any) -> bool:
     return any(wanted in (None, claim.call) for claim in answer.claimed)
 
 
+def _commits(part: str = "") -> Callable[..., bool]:
+    """Whether a mailbox commits, and this part of a commit is there."""
+
+    def asked(*, commit: Any, **_options: Any) -> bool:
+        return commit is not None and (not part or bool(getattr(commit, part)))
+
+    return asked
+
+
 match os.environ["KILL_AT"]:
     case "before_publish":
         _before(Outbox, "publish")
@@ -101,9 +121,27 @@ match os.environ["KILL_AT"]:
     case "after_record":
         _after(Ledger, "advance", when=lambda answer: not answer.claimed)
     case "after_expand":
-        _after(Ledger, "expand", when=lambda _answer: True)
+        _after(Ledger, "expand")
     case "after_open":
-        _after(Ledger, "open_run", when=lambda _answer: True)
+        _after(Ledger, "open_run")
+    case "before_chunks":
+        _before(Ledger, "publish")
+    case "after_chunks":
+        _after(Ledger, "publish")
+    case "before_commit":
+        _before(Ledger, "consume", asked=_commits())
+    case "after_commit":
+        _after(Ledger, "consume", asked=_commits())
+    case "after_emission":
+        _after(Ledger, "consume", asked=_commits("flushes"))
+    case "before_grow":
+        _before(Ledger, "consume", asked=_commits("grow"))
+    case "after_grow":
+        _after(Ledger, "consume", asked=_commits("grow"))
+    case "before_seal":
+        _before(Ledger, "consume", asked=_commits("seal"))
+    case "after_seal":
+        _after(Ledger, "consume", asked=_commits("seal"))
     case "lose_claim":
         _lose_answer(Ledger, "advance", when=_claims)
     case "lose_connection":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
+from random import Random
 from typing import Any
 
 from redis import Redis
@@ -196,3 +200,59 @@ def gated_count(state: int, values: list[int]) -> tuple[int, list[int]]:
         tell("holds", len(values))
         gate("more")
     return state + len(values), values
+
+
+def endless() -> Iterator[int]:
+    """Never ends."""
+    yield from itertools.count()
+
+
+def texts_of_bytes(pieces: list[str], errors: str) -> Iterator[str]:
+    """Decodes bytes (as hexadecimal digits) piece by piece, as it must not be done."""
+    for piece in pieces:
+        yield bytes.fromhex(piece).decode("utf-8", errors)
+
+
+def numbers_then(n: int, bad: str) -> Iterator[Any]:
+    """More numbers than can wait for the publisher, the first of them no value that can be stored."""
+    yield {"bad": object() if bad == "object" else bad}
+    yield from range(n)
+
+
+def large_pieces(n: int, megabytes: int) -> Iterator[bytes]:
+    """Bytes that cannot be compressed."""
+    for seed in range(n):
+        yield Random(seed).randbytes(megabytes << 20)
+
+
+@fold(initial=())
+def digests(state: list[str], pieces: list[bytes]) -> tuple[list[str], list[str]]:
+    return state, [sha256(piece).hexdigest() for piece in pieces]
+
+
+@fold(initial=0)
+def slow_sizes(state: int, values: list[int]) -> tuple[int, list[int]]:
+    """How many numbers each batch had; waits at the gate before the first."""
+    if not state:
+        tell("slow", len(values))
+        gate("slow")
+    return state + len(values), [len(values)]
+
+
+@fold(initial="", output="text")
+def surrogate(state: str, values: list[int]) -> tuple[str, list[str]]:
+    return state, ["\ud800" for _ in values]
+
+
+def shifted(n: int) -> Iterator[int]:
+    """0..n-1; says something else from the second on when it runs again."""
+    is_first = first("shifted")
+    for number in range(n):
+        yield number if is_first or not number else number + 1
+
+
+def paced(n: int, pause_s: float) -> Iterator[int]:
+    """0..n-1, not all at once."""
+    for number in range(n):
+        time.sleep(pause_s)
+        yield number

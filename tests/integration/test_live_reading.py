@@ -442,8 +442,8 @@ def test_readers_go_on_after_the_server_was_killed(tmp_path: Path, monkeypatch: 
         settings.cache_clear()
         close_all()
         with Workers(urls_of(server.redis_url), tmp_path) as workers:
-            workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=2).wait_ready()
-            started = run(gated(), "numbers")
+            workers.start("mosaic_tasks.app", ["mosaic.cpu"]).wait_ready()
+            started = run(gated(retry={"attempts": 3, "delay": 0.01}), "numbers")
             with started.stream() as events:
                 seen = [next(events)]
                 answer = in_thread(lambda: list(events))

@@ -117,7 +117,7 @@ def serial(plan: PreparedPlan, content: Any) -> list[Any]:
 # -- processes that die, and answers that get lost ----------------------------------------------------------------
 
 
-class Died(Exception):
+class Died(BaseException):
     """The process ended here."""
 
 

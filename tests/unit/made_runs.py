@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_queues.events import Event, EventKind
-from mosaic_tasks.definition.plan import NodePlan, Plan, Ref, Retry, link
+from mosaic_tasks.definition.plan import Batch, Edge, NodePlan, Plan, Ref, Retry, link
 
 START_MS = 1_000_000
 
@@ -65,3 +65,38 @@ def finished() -> Story:
     story.run("2.2", 130, 140).run("2.1", 175, 200).tell(200, "ready", "2.c", detail="mosaic.cpu")
     story.run("2.c", 205, 210).run("3", 210, 300).tell(300, "ready", "4", detail="mosaic.cpu")
     return story.run("4", 350, 400).tell(400, "closed", detail="done")
+
+
+def stream_plan(*, min_items: int = 1) -> Plan:
+    """numbers -> each (a fan-out that grows), numbers -> totals (reads the stream, and waits for mark);
+    extract -> ratios (reads two fields), extract -> prose -> tone (reads the text)."""
+    nodes = [
+        node("numbers", publishes="item"),
+        node("each", 0, for_each=Ref(0), edges=(Edge(0, "for_each", ((),)),), publishes="item"),
+        node("mark"),
+        node("totals", 0, 2, edges=(Edge(0, "stream", ((),)),), batch=Batch(min_items=min_items)),
+        node("extract"),
+        node("ratios", 4, edges=(Edge(4, "fields", (("revenue",), ("risk", "level"), ("profit",))),)),
+        node("prose", publishes="text"),
+        node("tone", 6, edges=(Edge(6, "stream", ((),)),)),
+        node("sums", 1, edges=(Edge(1, "stream", ((),)),)),
+    ]
+    return link("streams", nodes, output=3)
+
+
+def streaming() -> Story:
+    """A run of `stream_plan` whose fan-out has three items so far, and reads on."""
+    story = Story().tell(0, "opened", detail="streams").tell(0, "claimed", "0", "6", holder="host/1/a")
+    story.tell(10, "claimed", "1.m", holder="host/1/a").tell(
+        11, "expanded", "1.m", detail="3", holder="host/1/a"
+    )
+    return story.tell(11, "ready", "1.0", "1.1", "1.2", detail="mosaic.cpu")
+
+
+def again() -> Story:
+    """`finished`, then sections and what depends on it run again from 1,000 ms to 1,300 ms, with one item."""
+    story = finished().tell(1_000, "redo", "2", "4", holder="host/3/c", detail="1")
+    story.tell(1_000, "ready", "2", detail="mosaic.cpu").tell(1_010, "claimed", "2", holder="host/1/a")
+    story.tell(1_020, "expanded", "2", holder="host/1/a", detail="1").run("2.0", 1_020, 1_100)
+    story.run("2.c", 1_105, 1_110).tell(1_110, "ready", "4", detail="mosaic.cpu")
+    return story.run("4", 1_200, 1_300).tell(1_300, "closed", detail="done")

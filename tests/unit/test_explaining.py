@@ -5,13 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from made_runs import START_MS, Story, fanned_out, finished, node, opened, report_plan
+from made_runs import (
+    START_MS,
+    Story,
+    again,
+    fanned_out,
+    finished,
+    node,
+    opened,
+    report_plan,
+    stream_plan,
+    streaming,
+)
 
 from mosaic_queues.ledger import CallState, LiveCall
 from mosaic_queues.liveness import Process
 from mosaic_tasks.definition.plan import Plan, link
 from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import project
+from mosaic_tasks.inspection.said import NOTHING, Said
 
 WORKER = Process(name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=2)
 NOW_MS = START_MS + 10_000
@@ -23,11 +35,16 @@ def live(call: str, state: CallState = "ready", **fields: Any) -> LiveCall:
 
 
 def told(
-    story: Story, *calls: LiveCall, processes: list[Process] | None = None, plan: Plan | None = None
+    story: Story,
+    *calls: LiveCall,
+    processes: list[Process] | None = None,
+    plan: Plan | None = None,
+    said: Said = NOTHING,
 ) -> dict[str, str]:
     plan = plan or report_plan()
     view = project(plan, story.events)
-    found = explain(plan, view, calls, [WORKER] if processes is None else processes, now_ms=NOW_MS)
+    alive = [WORKER] if processes is None else processes
+    found = explain(plan, view, calls, alive, now_ms=NOW_MS, said=said)
     return {explanation.node: explanation.text for explanation in found}
 
 
@@ -160,3 +177,109 @@ def test_every_unfinished_node_is_explained_at_every_moment() -> None:
         ]
         names = {found.node for found in explain(report_plan(), view, calls, [WORKER], now_ms=NOW_MS)}
         assert names == {found.name for found in view.nodes if not found.is_over}
+
+
+def streams(story: Story, *calls: LiveCall, said: Said = NOTHING, min_items: int = 1) -> dict[str, str]:
+    return told(story, *calls, plan=stream_plan(min_items=min_items), said=said)
+
+
+def test_an_idle_mailbox_names_its_producer_and_what_that_said_so_far() -> None:
+    texts = streams(streaming(), live("7.m", "idle"), said=Said({"6": 1204}))
+    assert texts["tone"] == "waits for chunks of 'prose' (running, 1,204 characters so far)"
+
+
+def test_an_idle_mailbox_of_items_tells_their_number_and_its_least_batch() -> None:
+    story = streaming().run("2", 1, 2)
+    texts = streams(story, live("3.m", "idle"), said=Said({"0": 2}), min_items=5)
+    assert (
+        texts["totals"]
+        == "waits for chunks of 'numbers' (running, 2 items so far); it reads at least 5 at a time"
+    )
+
+
+def test_an_idle_mailbox_that_reads_a_fan_out_tells_how_many_of_its_items_are_done() -> None:
+    texts = streams(streaming().run("1.2", 20, 30), live("8.m", "idle"), said=Said({"1": 3}))
+    assert texts["sums"] == "waits for chunks of 'each' (running, 1 item so far)"
+
+
+def test_an_idle_mailbox_whose_producer_closed_reads_the_end() -> None:
+    texts = streams(streaming().tell(20, "skipped", "6"), live("7.m", "idle"))
+    assert texts["tone"] == "reads the end of its streams any moment"
+
+
+def test_a_mailbox_that_has_not_begun_names_what_it_waits_for_first() -> None:
+    assert streams(streaming())["totals"] == "waits for 'mark' (waiting)"
+
+
+def test_a_mailbox_at_work_says_that_it_reads() -> None:
+    story = streaming().tell(9_000, "claimed", "7.m", holder="host/1/a")
+    texts = streams(story, live("7.m", "claimed", holder="host/1/a"))
+    assert texts["tone"] == "it reads its streams in process host/1/a since 1.0 s"
+
+
+def test_a_fan_out_that_grows_tells_its_items_so_far_and_what_its_list_waits_for() -> None:
+    story = streaming().run("1.0", 12, 13).tell(14, "claimed", "1.1", holder="host/1/a")
+    calls = [live("1.m", "idle"), live("1.1", "claimed", holder="host/1/a"), live("1.2")]
+    first, second, third, last = streams(story, *calls, said=Said({"0": 3}))["each"].split("; ")
+    assert first == "1 of 3 items so far done, its list still grows"
+    assert second == "1 item runs in process host/1/a"
+    assert third.startswith("1 item waits in queue 'mosaic.cpu'")
+    assert last == "waits for chunks of 'numbers' (running, 3 items so far)"
+
+
+def test_a_fan_out_that_grows_has_no_item_at_first() -> None:
+    story = Story().tell(0, "claimed", "0", holder="host/1/a")
+    assert streams(story, live("1.m", "idle"))["each"] == (
+        "no item so far, its list still grows; waits for chunks of 'numbers' (running, 0 items so far)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("claimed", "it reads its list in process host/1/a"), ("ready", "reading its list waits in queue")],
+)
+def test_a_fan_out_that_grows_tells_when_its_list_is_read(state: CallState, words: str) -> None:
+    assert words in streams(streaming(), live("1.m", state, holder="host/1/a"))["each"]
+
+
+def test_a_batch_that_is_tried_again_is_no_item() -> None:
+    story = streaming().tell(20, "claimed", "1.m").tell(30, "retry", "1.m", detail="no", pause_ms=20_000)
+    texts = streams(story, live("1.m", "delayed", failures=1, at_ms=START_MS + 20_030))
+    assert "attempt 2 of 1 is due in 10.0 s, after: no" in texts["each"]
+
+
+def test_a_field_that_is_missing_is_named_with_those_that_are_there() -> None:
+    story = streaming().tell(20, "claimed", "4", holder="host/1/a")
+    said = Said(announced={"4:revenue", "4:risk.level"})
+    assert streams(story, said=said)["ratios"] == (
+        "waits for the field 'profit' of 'extract', which is running and has announced revenue and risk.level"
+    )
+
+
+def test_several_fields_are_missing_of_a_producer_that_has_said_nothing() -> None:
+    assert streams(streaming())["ratios"] == (
+        "waits for the fields 'revenue', 'risk.level' and 'profit' of 'extract', "
+        "which is waiting and has announced nothing yet"
+    )
+
+
+def test_a_node_whose_fields_are_all_there_is_ready_any_moment() -> None:
+    said = Said(announced={"4:revenue", "4:risk.level", "4:profit"})
+    assert streams(streaming(), said=said)["ratios"] == "becomes ready any moment"
+
+
+def test_a_producer_that_was_cancelled_at_an_earlier_end_is_named() -> None:
+    story = opened().tell(5, "failed", "3", detail="no").tell(5, "closed", detail="failed: no")
+    assert told(story.tell(9, "redo", "3", "4", detail="1"))["report"] == (
+        "waits for 'sections' (cancelled) and 'tickets' (waiting)"
+    )
+
+
+def test_the_end_of_an_epoch_is_told_with_its_own_time() -> None:
+    assert told(again()) == {"": "the run is done in epoch 1 after 300 ms: 5 nodes done"}
+
+
+def test_a_producer_that_failed_is_named_by_the_end() -> None:
+    story = streaming().tell(20, "failed", "6", detail="node 'prose': no")
+    texts = streams(story.tell(20, "closed", detail="failed: node 'prose': no"))
+    assert texts == {"": "the run failed after 20 ms: node 'prose': no"}

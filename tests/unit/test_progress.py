@@ -7,7 +7,18 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import START_MS, Story, fanned_out, finished, node, opened, report_plan
+from made_runs import (
+    START_MS,
+    Story,
+    again,
+    fanned_out,
+    finished,
+    node,
+    opened,
+    report_plan,
+    stream_plan,
+    streaming,
+)
 
 from mosaic_tasks.definition.plan import link
 from mosaic_tasks.inspection.progress import NodeView, Progress, RunView, project
@@ -158,9 +169,101 @@ def test_events_in_pieces_give_what_all_at_once_gives() -> None:
     assert progress.view() == view_of(finished())
 
 
-@given(st.integers(0, 40))
+def streamed(story: Story, name: str) -> NodeView:
+    return next(found for found in project(stream_plan(), story.events).nodes if found.name == name)
+
+
+def test_a_mailbox_runs_from_its_first_reading_to_its_end() -> None:
+    story = streaming()
+    assert streamed(story, "tone").state == "waiting"
+    for time_ms, kind in ((20, "claimed"), (21, "idle"), (30, "claimed"), (31, "idle")):
+        story.tell(time_ms, kind, "7.m", holder="h")
+        found = streamed(story, "tone")
+        assert (found.state, found.attempts, found.is_idle) == ("running", 1, kind == "idle")
+    story.tell(40, "ready", "7.m", detail="mosaic.cpu")  # its message was lost
+    assert streamed(story, "tone").state == "running"
+    assert streamed(story.run("7.m", 41, 42), "tone").state == "done"
+
+
+def test_a_mailbox_that_fails_a_batch_begins_another_attempt() -> None:
+    story = streaming().tell(20, "claimed", "7.m").tell(21, "idle", "7.m").tell(22, "claimed", "7.m")
+    story.tell(23, "retry", "7.m", detail="no", pause_ms=5).tell(28, "claimed", "7.m")
+    found = streamed(story, "tone")
+    assert (found.attempts, found.retries, found.running_ms(START_MS + 30)) == (2, 1, 10)
+
+
+def test_a_fan_out_grows_until_an_expansion_adds_nothing() -> None:
+    story = streaming().run("1.0", 12, 13)
+    found = streamed(story, "each")
+    assert (found.grows, found.calls, found.calls_done, found.calls_running, found.state) == (
+        True,
+        3,
+        1,
+        1,
+        "running",
+    )
+    story.tell(14, "idle", "1.m", holder="h").run("1.1", 15, 16).run("1.2", 15, 16)
+    assert streamed(story, "each").is_idle
+    story.tell(20, "claimed", "1.m", holder="h").tell(21, "expanded", "1.m", detail="4")
+    assert not streamed(story.tell(21, "ready", "1.3", detail="mosaic.cpu"), "each").is_idle
+    story.tell(22, "expanded", "1.m", detail="4")
+    found = streamed(story, "each")
+    assert (found.grows, found.calls, found.calls_done, found.calls_running) == (False, 4, 3, 0)
+
+
+def test_a_fan_out_over_an_empty_stream_is_complete_at_once() -> None:
+    story = Story().tell(0, "claimed", "1.m").tell(1, "expanded", "1.m", detail="0")
+    assert not streamed(story, "each").grows
+
+
+def test_items_that_are_taken_back_are_counted_no_more() -> None:
+    story = (
+        streaming()
+        .run("1.0", 12, 13)
+        .run("1.1", 12, 13)
+        .tell(14, "skipped", "1.2")
+        .tell(15, "claimed", "1.m")
+    )
+    story.tell(20, "expanded", "1.m", detail="2").tell(20, "ready", "1.1", detail="mosaic.cpu")
+    found = streamed(story, "each")
+    assert (found.calls, found.calls_done, found.calls_skipped) == (2, 1, 0)
+    found = streamed(story.run("1.1", 21, 22).tell(23, "expanded", "1.m", detail="2"), "each")
+    assert (found.calls, found.calls_done, found.grows) == (2, 2, False)
+
+
+def test_a_node_that_runs_again_begins_anew_and_the_others_are_kept() -> None:
+    story = again()
+    first, second = project(report_plan(), finished().events), project(report_plan(), story.events)
+    assert [found.epoch for found in second.nodes] == [0, 0, 1, 0, 1]
+    assert [second.nodes[number] for number in (0, 1, 3)] == [first.nodes[number] for number in (0, 1, 3)]
+    sections = second.nodes[2]
+    assert (sections.calls, sections.attempts, sections.retries, sections.losses) == (1, 1, 0, 0)
+    assert sections.running_ms(START_MS + 9_999) == 100
+    assert (second.status, second.epoch, second.begun_ms, second.closed_ms) == (
+        "done",
+        1,
+        START_MS + 1_000,
+        START_MS + 1_300,
+    )
+
+
+def test_nodes_that_run_again_under_way_do_not_begin_the_run_anew() -> None:
+    story = opened().run("0", 1, 2).tell(5, "redo", "0", "1", "2", "4", detail="1")
+    view = view_of(story)
+    assert (view.status, view.begun_ms, view.epoch) == ("running", START_MS, 1)
+    assert view.nodes[0].state == "waiting"
+
+
+def test_an_end_that_was_is_no_end_when_nodes_run_again() -> None:
+    story = opened().tell(5, "failed", "0", detail="no").tell(5, "closed", detail="failed: no")
+    view = view_of(story.tell(9, "redo", "0", "1", "2", "4", detail="1"))
+    assert (view.status, view.error, view.closed_ms) == ("running", "", None)
+    assert view.nodes[0].error == ""
+
+
+@given(st.integers(0, 60))
 def test_at_any_moment_counts_are_consistent(length: int) -> None:
-    events = finished().events[:length]
+    events = again().events[:length]
     for found in project(report_plan(), events).nodes:
         assert 0 <= found.calls_done <= max(found.calls, 0)
         assert found.calls_skipped <= found.calls_done

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_tasks.definition.plan import NodePlan, Retry
-from mosaic_tasks.execution.calls import retry_pause
+from mosaic_tasks.execution.outcomes import retry_pause
 from mosaic_tasks.execution.prepared import PreparedNode
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from made_runs import START_MS, Story, finished, node, opened, report_plan
+from made_runs import START_MS, Story, again, finished, node, opened, report_plan, stream_plan, streaming
 
 from mosaic_tasks.definition.plan import link
 from mosaic_tasks.inspection.timeline import Lane, Segment, Timeline, draw_svg, draw_text, timeline
@@ -86,6 +86,66 @@ def test_long_names_are_cut() -> None:
     plan = link("long", [node("n" * 200)], output=0)
     text = draw_text(timeline(plan, Story().run("0", 1, 9).events, now_ms=START_MS + 10))
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_each_execution_of_a_node_has_a_lane_with_its_epoch_and_its_own_time() -> None:
+    lanes = chart_of(again()).lanes
+    assert [(lane.name, lane.epoch, lane.state) for lane in lanes] == [
+        ("commits", 0, "done"),
+        ("tickets", 0, "done"),
+        ("people", 0, "done"),
+        ("sections", 0, "done"),
+        ("report", 0, "done"),
+        ("sections", 1, "done"),
+        ("report", 1, "done"),
+    ]
+    first, second = (lane for lane in lanes if lane.name == "report")
+    assert (first.total_ms("run"), second.total_ms("run")) == (50, 100)
+    kept = lane_of(chart_of(finished()), "people")
+    assert lane_of(chart_of(again()), "people") == kept
+
+
+def test_an_execution_that_was_cut_off_by_the_next_is_shown_as_cancelled() -> None:
+    story = opened().tell(5, "claimed", "0", holder="h").tell(45, "redo", "0", "1", "2", "4", detail="1")
+    chart = chart_of(story.run("0", 50, 60))
+    assert [(lane.name, lane.epoch, lane.state, lane.total_ms("run")) for lane in chart.lanes[:3]] == [
+        ("commits", 0, "cancelled", 40),
+        ("tickets", 0, "ready", 0),
+        ("commits", 1, "done", 10),
+    ]
+    assert [lane.name for lane in chart.lanes].count("report") == 1
+
+
+def test_epochs_are_told_in_text_and_in_svg() -> None:
+    lines = draw_text(chart_of(again()), ascii_only=True).splitlines()
+    assert any(line.startswith("report (epoch 1) ") and line.endswith("| 100 ms") for line in lines)
+    assert any(line.startswith("report  ") and line.endswith("| 50 ms") for line in lines)
+    titles = [element.text or "" for element in ElementTree.fromstring(draw_svg(chart_of(again()))).iter()]
+    assert "report (epoch 1): done, ran 100 ms, waited 90 ms" in titles
+
+
+def test_the_epoch_of_a_long_name_is_not_cut() -> None:
+    plan = link("long", [node("n" * 200)], output=0)
+    story = (
+        Story()
+        .run("0", 1, 9)
+        .tell(9, "closed", detail="done")
+        .tell(10, "redo", "0", detail="12")
+        .run("0", 11, 12)
+    )
+    lines = draw_text(timeline(plan, story.events, now_ms=START_MS + 20)).splitlines()
+    assert any(".. (epoch 12) |" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_mailbox_that_waits_for_more_is_idle_not_in_its_queue() -> None:
+    story = streaming().tell(20, "claimed", "7.m").tell(30, "idle", "7.m").tell(50, "claimed", "7.m")
+    chart = timeline(stream_plan(), story.events, now_ms=START_MS + 60)
+    assert lane_of(chart, "tone").segments == (
+        Segment("run", START_MS + 20, START_MS + 30),
+        Segment("idle", START_MS + 30, START_MS + 50),
+        Segment("run", START_MS + 50, START_MS + 60),
+    )
 
 
 def test_svg_is_well_formed_and_refers_to_nothing_outside() -> None:

@@ -1,0 +1,195 @@
+"""What calls read: outputs of other nodes, parts of them, items; decoded once, and shared by the calls of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mosaic_queues.errors import BindingError, ToolError
+from mosaic_tasks.definition.plan import INPUTS, ITEM, Path, Ref
+from mosaic_tasks.definition.references import read
+from mosaic_tasks.execution.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan, stream_name
+from mosaic_tasks.execution.process import Process
+
+VALUES_KEPT = 4096
+"""Decoded outputs that are kept at hand."""
+VALUES_READ = 200
+"""Outputs that come with a claim; more are fetched in a trip of their own."""
+
+Early = Mapping[int, Any]
+"""By producer that has not closed, what a call may read of it, in its place."""
+
+
+class SkippedError(Exception):
+    """A producer that a call reads was skipped; the text is the reason."""
+
+
+class Inputs:
+    """What the calls of one run read, in one epoch and one thread."""
+
+    def __init__(self, process: Process, run_id: str, plan: PreparedPlan, *, epoch: int) -> None:
+        self._process, self._run_id, self._plan, self._epoch = process, run_id, plan, epoch
+        self._decoded: dict[int, Any] = {}
+        self._grown: dict[str, Any] = {}
+
+    # -- fetching ----------------------------------------------------------------------------------------------
+
+    def absent(self, calls: Iterable[str]) -> list[str]:
+        """The outputs that these calls read and that are not at hand; the ledger sends them with the claims."""
+        nodes = [self._plan.node(number) for number in dict.fromkeys(CallId(call).node for call in calls)]
+        sources = dict.fromkeys(source for node in nodes for source in node.required + node.optional)
+        named = [output_call(source) for source in sources if source not in self._decoded]
+        return [call for call in named if self._at_hand(call) is None][:VALUES_READ]
+
+    def _at_hand(self, call: str) -> bytes | None:
+        return self._process.value(self._run_id, self._epoch, call)
+
+    def fetch(self, calls: Iterable[str]) -> None:
+        """Gets what is absent for these calls, in one round trip; another one for items of fan-outs that grow."""
+        grown = [
+            call
+            for call in calls
+            if CallId(call).item is not None and self._plan.node(CallId(call).node).plan.grows
+        ]
+        if grown:
+            self._fetch_grown(grown)
+        absent = self.absent(calls)
+        for call, envelope in zip(absent, self._process.ledger.outputs(self._run_id, absent), strict=True):
+            if envelope is not None:
+                self._process.remember_value(self._run_id, self._epoch, call, envelope)
+
+    def load(self, sources: Sequence[int]) -> None:
+        """Fetches the outputs of these producers in one round trip, those not at hand."""
+        if len(self._decoded) > VALUES_KEPT:
+            self._decoded.clear()
+        missing = [source for source in sources if source not in self._decoded]
+        if not missing:
+            return
+        calls = [output_call(source) for source in missing]
+        at_hand = [self._at_hand(call) for call in calls]
+        absent = [call for call, envelope in zip(calls, at_hand, strict=True) if envelope is None]
+        fetched = iter(self._process.ledger.outputs(self._run_id, absent))
+        envelopes = [next(fetched) if envelope is None else envelope for envelope in at_hand]
+        payloads = self._process.payloads
+        present: list[bytes] = []
+        for call, envelope in zip(calls, envelopes, strict=True):
+            if envelope is None:
+                raise ToolError(f"the output of call {call!r} is gone: the run is over or past its retention")
+            self._process.remember_value(self._run_id, self._epoch, call, envelope)
+            present.append(envelope)
+        wanted = [e for e in present if payloads.is_skipped(e) is None]
+        values = iter(payloads.unpack_many(self._run_id, wanted))
+        for source, envelope in zip(missing, present, strict=True):
+            self._decoded[source] = _SKIPPED if payloads.is_skipped(envelope) is not None else next(values)
+
+    def _source(self, source: int, item: Any, early: Early) -> Any:
+        if source == ITEM:
+            return item
+        value = early[source] if source in early else self._decoded[source]
+        return None if value is _SKIPPED else value
+
+    def _read(self, ref: Ref, item: Any, early: Early) -> Any:
+        value = self._source(ref.source, item, early)
+        return None if value is None else read(ref, value, self._plan.label)
+
+    def names(self, node: PreparedNode, item: Any, early: Early) -> Mapping[str, Any]:
+        return {name: self._read(ref, item, early) for name, ref in node.plan.names.items()}
+
+    def items(self, node: PreparedNode) -> Sequence[Any]:
+        """The list that a fan-out goes over."""
+        ref = node.plan.for_each
+        assert ref is not None
+        items = self._read(ref, None, {})
+        if not isinstance(items, list):
+            raise ToolError(f"for_each needs a list, and got {type(items).__name__}: {str(items)[:80]!r}")
+        most = self._process.settings.max_items
+        if len(items) > most:
+            raise ToolError(
+                f"for_each over {len(items)} items, at most {most}; split the list, or set MOSAIC_MAX_ITEMS"
+            )
+        return items
+
+    def collect(self, node: PreparedNode) -> list[Any]:
+        """The results of all items in order; None for one that was skipped."""
+        calls = [f"{node.number}.{item}" for item in range(len(self.items(node)))]
+        envelopes = [envelope or b"" for envelope in self._process.ledger.outputs(self._run_id, calls)]
+        payloads = self._process.payloads
+        skipped = [payloads.is_skipped(envelope) is not None for envelope in envelopes]
+        wanted = [e for e, skip in zip(envelopes, skipped, strict=True) if not skip]
+        values = iter(payloads.unpack_many(self._run_id, wanted))
+        return [None if skip else next(values) for skip in skipped]
+
+    # -- for one call ------------------------------------------------------------------------------------------
+
+    def early(self, node: PreparedNode) -> Early:
+        """By producer that has not closed, the parts of its output that the node waited for, in their places."""
+        if not node.fields:
+            return {}
+        wanted = [(source, path) for source, paths in node.fields.items() for path in paths]
+        names = [stream_name(source, path) for source, path in wanted]
+        envelopes = [envelope or b"" for envelope in self._process.ledger.outputs(self._run_id, names)]
+        payloads = self._process.payloads
+        for (source, _), envelope in zip(wanted, envelopes, strict=True):
+            if (reason := payloads.is_missing(envelope)) is not None:
+                raise BindingError(reason)
+            if payloads.is_skipped(envelope) is not None:
+                raise SkippedError(f"{self._plan.label(source)} was skipped")
+        early: dict[int, Any] = {}
+        for (source, path), value in zip(wanted, payloads.unpack_many(self._run_id, envelopes), strict=True):
+            early[source] = put_in(early.get(source), path, value)
+        return early
+
+    def skipped(self, node: PreparedNode) -> int | None:
+        """A loaded producer that the node needs and that was skipped."""
+        return next((source for source in node.required if self._decoded.get(source) is _SKIPPED), None)
+
+    def given(
+        self, node: PreparedNode, item: Any, early: Early
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The arguments of a call, and the names that its templates see."""
+        arguments = own_copy(node.arguments(lambda source: self._source(source, item, early)))
+        names = {**self.names(node, item, early), **arguments} if node.plan.agent is not None else {}
+        return arguments, names
+
+    def item(self, call: str, node: PreparedNode, place: int) -> Any:
+        """The item of a call of a fan-out."""
+        if not node.plan.grows:
+            return self.items(node)[place]
+        if call not in self._grown:
+            self._fetch_grown([call])
+        return self._grown.pop(call)
+
+    def _fetch_grown(self, calls: Sequence[str]) -> None:
+        envelopes = [envelope or b"" for envelope in self._process.ledger.item_envelopes(self._run_id, calls)]
+        values = self._process.payloads.unpack_many(self._run_id, envelopes)
+        self._grown.update(zip(calls, values, strict=True))
+
+
+def output_call(source: int) -> str:
+    """Under which call the ledger keeps the output of a source."""
+    return INPUTS_CALL if source == INPUTS else str(source)
+
+
+def own_copy(value: Any) -> Any:
+    """A copy that the caller may change: values are shared between the calls of a process."""
+    if isinstance(value, (list, dict)):
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    return value
+
+
+def put_in(around: Any, path: Path, value: Any) -> Any:
+    """The value in its place: `("risk", "level")` gives `{"risk": {"level": value}}`, added to what is around."""
+    if not path:
+        return value
+    placed = dict(around or {})
+    placed[path[0]] = put_in(placed.get(path[0]), path[1:], value)
+    return placed
+
+
+class _Marker:
+    """A value that no tool can return."""
+
+
+_SKIPPED = _Marker()

@@ -1,0 +1,153 @@
+"""What calls come to: their outcomes, and how failures are told and tried again."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from mosaic_queues.errors import CallError, CallTimeout, MosaicError, PayloadError
+from mosaic_queues.ledger import Claim, Field, Mark, Usage
+from mosaic_tasks.execution.prepared import CallId, PreparedNode
+
+
+class Work(NamedTuple):
+    """A call with its arguments, ready to run.
+
+    Attributes:
+        early: by producer that has not closed, what the call may read of it.
+        holder: in whose name it is claimed.
+    """
+
+    claim: Claim
+    call: CallId
+    node: PreparedNode
+    arguments: Mapping[str, Any]
+    names: Mapping[str, Any]
+    early: Mapping[int, Any]
+    holder: str
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the event loop, together with others."""
+        return self.call.reads or self.node.is_async
+
+
+class Value(NamedTuple):
+    """A call ended with a value, as an envelope; `shown` is its beginning, for people; an agent's `usage`.
+
+    Attributes:
+        marks: what it tells those who read its streams.
+        fields: the parts of it that calls wait for.
+    """
+
+    envelope: bytes
+    shown: str
+    usage: Usage | None = None
+    marks: Sequence[Mark] = ()
+    fields: Sequence[Field] = ()
+
+
+class Skip(NamedTuple):
+    """A call, and with it its node, is skipped."""
+
+    reason: str
+
+
+class Expand(NamedTuple):
+    """An opening call found `size` items to fan out over."""
+
+    size: int
+
+
+class Failure(NamedTuple):
+    """A call failed; `usage` is what an agent spent all the same."""
+
+    error: str
+    retryable: bool
+    usage: Usage | None = None
+
+
+class Read(NamedTuple):
+    """A mailbox read what there was: it waits for more, or every item of its fan-out has its call."""
+
+    shown: str
+    usage: Usage | None = None
+
+
+Outcome = Value | Skip | Expand | Failure | Read
+
+
+def usage_of(work: Work, model: str, used: Any) -> Usage:
+    return Usage(work.claim.call, str(model), used.input_tokens, used.output_tokens, used.cost_usd)
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage | None:
+    """What several questions used together."""
+    if not usages:
+        return None
+    costs = [usage.cost_usd for usage in usages]
+    return usages[0]._replace(
+        input_tokens=sum(usage.input_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        cost_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
+    )
+
+
+def timed_out(node: PreparedNode) -> CallTimeout:
+    """The error of a call that ran for longer than its node allows."""
+    return CallTimeout(f"it ran longer than its timeout of {node.plan.timeout_s:g} s")
+
+
+LARGEST_LOG = 100.0
+"""Beyond e to this power any pause is the largest."""
+
+
+def retry_pause(node: PreparedNode, failures: int) -> float | None:
+    """Seconds to the next attempt after `failures` earlier ones, None when the attempts are used up."""
+    retry = node.plan.retry
+    if failures + 1 >= retry.attempts:
+        return None
+    grown = failures * math.log(max(retry.factor, 1.0))
+    pause = retry.delay_s * retry.factor**failures if grown < LARGEST_LOG else retry.max_delay_s
+    return min(pause * random.uniform(0.8, 1.2), retry.max_delay_s)  # noqa: S311 - spreads retries
+
+
+def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
+    """A failure that says which node and call, what was raised, and where."""
+    item = CallId(claim.call).item
+    where = f"node {node.name!r}" + (f", item {item}" if item is not None else "")
+    return Failure(f"{where}: {_told(error)}", _is_retryable(error))
+
+
+_OURS = os.path.dirname(__file__) + os.sep
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, MosaicError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        return f"ToolError: it called sys.exit({error.code!r})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    place = f" (in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    said = str(error).encode(errors="backslashreplace").decode()  # may hold what is no UTF-8
+    return f"ToolError: {type(error).__name__}: {said}{place}"
+
+
+def _is_retryable(error: BaseException) -> bool:
+    if isinstance(error, CallError):
+        return error.retryable
+    return not isinstance(error, (PayloadError, SystemExit, Ignore, Reject)) or isinstance(error, Retry)
+
+
+def shown(value: Any) -> str:
+    return (
+        repr(value)
+        if isinstance(value, (int, float, bool, type(None)))
+        else f"{type(value).__name__}: {str(value)[:120]}"
+    )

@@ -1,0 +1,248 @@
+"""Bad producers, bad consumers and bad answers: a stream ends well, or its run fails at once and says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from mosaic_queues.errors import ClaimLost, PayloadError, RunFailed
+from mosaic_queues.ledger import Claim, Done
+from mosaic_tasks import submit
+from mosaic_tasks.app import app
+from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.execution.prepared import CallId, PreparedPlan
+from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.publishing import FLUSH_ITEMS, FLUSHES_AHEAD, Publication
+from tests.integration import stream_tools as tools
+from tests.integration.test_streaming import agent, recorded, run, tool, workflow
+from tests.services import Workers
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
+TOO_MANY = 2 * FLUSHES_AHEAD * FLUSH_ITEMS
+"""More items than a producer may be ahead of its publishing."""
+MILLION = 1_000_000
+
+
+@pytest.fixture
+def serving(workers: Workers) -> Workers:
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=4).wait_ready()
+    return workers
+
+
+def endless(**options: Any) -> dict[str, Any]:
+    return {
+        "numbers": tool("endless", **options),
+        "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+
+
+# -- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_that_never_ends_is_cancelled(serving: Workers, redis_client: Redis) -> None:
+    started = run(endless(), "totals")
+    tools.await_told(redis_client, "totals", 1)
+    started.cancel()
+    assert started.record().status == "cancelled"
+    assert started.live_calls() == []
+    redis_client.delete("test:told:totals", "test:bell:totals")
+    assert run({"numbers": tool("numbers", with_={"n": 3})}, "numbers").result(30) == [0, 1, 2]
+
+
+def test_a_producer_that_never_ends_meets_its_timeout(serving: Workers) -> None:
+    with pytest.raises(RunFailed, match=r"node 'numbers': CallTimeout: .* timeout of 0\.5 s"):
+        run(endless(timeout=0.5), "totals").result(30)
+
+
+class Producer:
+    """A process that runs the producer of a fold, in the test's own hands."""
+
+    def __init__(self) -> None:
+        nodes = {
+            "numbers": tool("numbers", with_={"n": 3}),
+            "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+        }
+        made = workflow(nodes, "totals")
+        self.run, self.process = submit(made), process_for(app)
+        self.plan, self.ledger = PreparedPlan("hash", compile_workflow(made)), self.process.ledger
+
+    def claim(self) -> Claim:
+        (claim,) = self.ledger.advance(self.run.id, holder="me", claim=["0"]).claimed
+        return claim
+
+    def publication(self, claim: Claim) -> Publication:
+        return Publication(self.process, self.run.id, self.plan, claim, holder="me")
+
+    def end(self, claim: Claim, publication: Publication, items: Sequence[Any]) -> list[str]:
+        """Closes the producer; answers with the calls that were refused."""
+        marks = publication.finish()
+        envelope = self.process.payloads.pack(self.run.id, list(items))
+        done = Done("0", claim.fence, envelope, "done", self.plan.raised(CallId("0")), marks)
+        steps = self.plan.steps(CallId("0"))
+        return self.ledger.advance(self.run.id, holder="me", done=[done], joins=steps).stale
+
+    def kinds(self) -> list[str]:
+        return [chunk.kind for chunk in self.ledger.chunks(self.run.id, "0")]
+
+
+def test_a_producer_ends_once() -> None:
+    producer = Producer()
+    claim = producer.claim()
+    publication = producer.publication(claim)
+    publication.items([1, 2])
+    assert producer.end(claim, publication, [1, 2]) == []
+    assert producer.end(claim, publication, [1, 2]) == ["0"]
+    assert producer.kinds() == ["item", "end"]
+
+
+def test_what_a_producer_says_after_its_end_is_refused() -> None:
+    producer = Producer()
+    claim = producer.claim()
+    publication = producer.publication(claim)
+    publication.items([1, 2])
+    producer.end(claim, publication, [1, 2])
+    publication.items([3])
+    with pytest.raises(ClaimLost, match="call '0' of run .* is not held by claim 1 any more"):
+        publication.flush()
+    with pytest.raises(ClaimLost):
+        publication.items([4])
+    assert producer.kinds() == ["item", "end"]
+
+
+def test_a_million_items(serving: Workers, redis_client: Redis) -> None:
+    """They share chunks and batches, however slowly they are taken."""
+    nodes = {
+        "numbers": tool("numbers", with_={"n": MILLION}),
+        "total": tool("total", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    started = run(nodes, "total")
+    assert started.result(100) == MILLION * (MILLION - 1) // 2
+    assert redis_client.xlen(f"mosaic:{{{started.id}}}:s:0") <= MILLION / FLUSH_ITEMS + 1000
+
+
+def test_a_chunk_of_50_megabytes(serving: Workers) -> None:
+    nodes = {
+        "pieces": tool("large_pieces", with_={"n": 2, "megabytes": 50}),
+        "digests": tool("digests", with_={"pieces": "${pieces}"}, edges={"pieces": "stream"}),
+    }
+    expected = [sha256(Random(seed).randbytes(50 << 20)).hexdigest() for seed in range(2)]
+    assert run(nodes, "digests").result(60) == expected
+
+
+# -- what cannot be said -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ("strict", "node 'texts': ToolError: UnicodeDecodeError: .*can't decode byte 0xc3"),
+        ("surrogateescape", r"node 'texts': NotSerializable: .*lone surrogate '\\udcc3' at position 3"),
+    ],
+)
+def test_a_character_cut_in_two_is_told(serving: Workers, errors: str, message: str) -> None:
+    """`é` is two bytes."""
+    pieces = [b"caf\xc3".hex(), b"\xa9".hex()]
+    nodes = {
+        "texts": tool("texts_of_bytes", with_={"pieces": pieces, "errors": errors}),
+        "listed": tool("listed", with_={"texts": "${texts}"}, edges={"texts": "stream"}),
+    }
+    with pytest.raises(RunFailed, match=message):
+        run(nodes, "listed").result(30)
+
+
+def test_a_fold_that_puts_out_no_text_is_told(serving: Workers) -> None:
+    nodes = {
+        "numbers": tool("numbers", with_={"n": 2}),
+        "spelled": tool("surrogate", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    with pytest.raises(RunFailed, match=r"node 'spelled': NotSerializable: .*lone surrogate"):
+        run(nodes, "spelled").result(30)
+
+
+@pytest.mark.parametrize("bad", ["object", "\ud800"])
+def test_an_item_that_cannot_be_stored_fails_its_producer_and_does_not_stop_it(bad: str) -> None:
+    """The producer does not wait for a publisher that cannot go on."""
+    producer = Producer()
+    publication = producer.publication(producer.claim())
+    with pytest.raises(PayloadError, match="cannot be stored"):
+        for item in tools.numbers_then(TOO_MANY, bad):
+            publication.items([item])
+        publication.finish()
+
+
+# -- answers of agents -------------------------------------------------------------------------------------------------
+
+
+def answers(path: Path, first: str, second: str, pause_s: float = 0.0) -> str:
+    """The model name of a recording: an answer, and what is said when it does not fit."""
+    lines = [
+        {
+            "match": [""],
+            "text": first,
+            "deltas": [(pause_s * place, part) for place, part in enumerate(first)],
+        },
+        {"match": ["That answer does not fit"], "text": second},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return f"replay:{path}"
+
+
+def reading_revenue(model: str) -> dict[str, Any]:
+    return {
+        "extract": agent(model),
+        "seen": tool("told", with_={"x": "${extract.revenue}"}, edges={"extract": "fields"}),
+        "both": tool("both", with_={"a": "${extract.revenue}", "b": "${seen}"}),
+    }
+
+
+@pytest.mark.parametrize("first", ['{"revenue": 12, "warnings": ["a", ', '{"revenue": 12, "warnings": [a]}'])
+def test_an_answer_that_breaks_off_is_asked_for_again(serving: Workers, tmp_path: Path, first: str) -> None:
+    """What was announced of the first is corrected."""
+    model = answers(tmp_path / "answers.jsonl", first, '{"revenue": 13}')
+    assert run(reading_revenue(model), "both").result(30) == [13, 13]
+
+
+@pytest.mark.parametrize("broken", ['{"revenue": 12, "warn', "no JSON at all", '{"revenue": }', ""])
+def test_an_answer_that_is_no_json_fails_the_run(serving: Workers, tmp_path: Path, broken: str) -> None:
+    model = answers(tmp_path / "answers.jsonl", broken, broken)
+    with pytest.raises(RunFailed, match="node 'extract': OutputInvalid"):
+        run(reading_revenue(model), "both").result(30)
+
+
+def test_a_field_of_another_type_is_not_announced(
+    serving: Workers, redis_client: Redis, tmp_path: Path
+) -> None:
+    model = answers(tmp_path / "answers.jsonl", '{"revenue": "12", "profit": 1}', '{"revenue": 12}')
+    assert run(reading_revenue(model), "both").result(30) == [12, 12]
+    assert tools.happened(redis_client, "seen") == ["12"]
+
+
+def test_of_a_key_that_comes_twice_the_last_value_counts(serving: Workers, tmp_path: Path) -> None:
+    """As everywhere in JSON; who has read the first runs again."""
+    model = recorded(tmp_path / "answer.jsonl", (0.0, '{"revenue": 12, '), (0.5, '"revenue": 13}'))
+    assert run(reading_revenue(model), "both").result(30) == [13, 13]
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_may_be_slower_than_its_producer(serving: Workers, redis_client: Redis) -> None:
+    """What came meanwhile makes one batch; its producer has long ended."""
+    nodes = {
+        "numbers": tool("gated_numbers", with_={"n": 5000, "gate_at": 1}),
+        "sizes": tool("slow_sizes", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    started = run(nodes, "sizes")
+    tools.await_told(redis_client, "slow", 1)
+    tools.open_gate(redis_client, "more")
+    ended = (event for event in started.events(follow=True) if event is not None and event.kind == "done")
+    assert next(ended).calls == ["0"]
+    tools.open_gate(redis_client, "slow")
+    assert started.result(30) == [1, 4999]
