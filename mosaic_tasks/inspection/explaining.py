@@ -105,7 +105,7 @@ def _active(
     delayed = [call for call in calls if call.state == "delayed"]
     claimed = [call for call in calls if call.state == "claimed"]
     if claimed:
-        clauses += _claimed(plan, node, claimed, world)
+        clauses += _claimed(plan, claimed, world)
     if ready:
         clauses.append(_ready(plan, node, ready, world))
     if delayed:
@@ -173,20 +173,20 @@ def _item(call: LiveCall) -> str:
     return f" of item {item}" if dot and item.isdigit() else ""
 
 
-def _claimed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> Iterator[str]:
+def _claimed(plan: NodePlan, calls: Sequence[LiveCall], world: _World) -> Iterator[str]:
     by_holder: dict[tuple[str, bool], list[LiveCall]] = {}
     for call in calls:
         by_holder.setdefault((call.holder, bool(_item(call))), []).append(call)
     for (holder, _), held in by_holder.items():
         what = "it" if plan.for_each is None or not _item(held[0]) else counted(len(held), "item")
         if holder in world.alive:
-            yield _running(plan, node, held, what, world)
+            yield _running(plan, held, what, world)
         else:
             yield _orphaned(held, what, world)
 
 
-def _running(plan: NodePlan, node: NodeView, held: Sequence[LiveCall], what: str, world: _World) -> str:
-    since = f" since {world.since(node.claimed_ms)}" if node.claimed_ms is not None and what == "it" else ""
+def _running(plan: NodePlan, held: Sequence[LiveCall], what: str, world: _World) -> str:
+    since = f" since {world.since(held[0].at_ms)}" if what == "it" else ""
     again = f", {_attempt(plan, held[0])}" if held[0].failures else ""
     losses = max(call.losses for call in held)
     again += f", after {counted(losses, 'process', 'processes')} died with it" if losses else ""

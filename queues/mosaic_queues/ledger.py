@@ -550,14 +550,14 @@ class Ledger:
     def live_calls(self, run_id: str) -> list[LiveCall]:
         """The calls that are ready, delayed or claimed."""
         found = cast("Mapping[bytes, bytes]", self.client.hgetall(self.keys.run(run_id)[1]))
-        return [_live(call.decode(), raw) for call, raw in found.items()]
+        return _live_calls(found)
 
     def live_calls_of(self, run_ids: Sequence[str]) -> list[list[LiveCall]]:
         """`live_calls` of several runs in one round trip."""
         with self.client.pipeline(transaction=False) as pipe:
             for run_id in run_ids:
                 pipe.hgetall(self.keys.run(run_id)[1])
-            return [[_live(call.decode(), raw) for call, raw in found.items()] for found in pipe.execute()]
+            return [_live_calls(found) for found in pipe.execute()]
 
     def outputs(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
         """The envelopes of finished calls; `in` stands for the run's inputs."""
@@ -582,6 +582,10 @@ def _check(state: str, run_id: str, claim: Claim) -> None:
 
 def _groups(answer: Any) -> list[Group]:
     return [(queue, calls) for queue, calls in answer]
+
+
+def _live_calls(found: Mapping[bytes, bytes]) -> list[LiveCall]:
+    return [_live(call.decode(), raw) for call, raw in found.items() if call != b"epoch"]
 
 
 def _live(call: str, raw: bytes) -> LiveCall:

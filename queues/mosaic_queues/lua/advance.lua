@@ -55,28 +55,22 @@ if ends then
   return {cmsgpack.pack({stale, {}, {}, true})}
 end
 
-local wanted, taken, held = arg.claim, {}, {}
-local claimed = {}
-if #wanted > 0 then
-  for i, call in ipairs(states(wanted)) do
+local claimed, taken = {}, {}
+if #arg.claim > 0 then
+  local ids_taken = {}
+  for i, call in ipairs(states(arg.claim)) do
     if call and call[STATE] == READY then   -- a delayed one waits for its time, whoever brings a message
+      local id = arg.claim[i]
       call[STATE], call[FENCE], call[HOLDER] = CLAIMED, call[FENCE] + 1, arg.holder
-      claimed[#claimed + 1] = {wanted[i], call[FENCE], call[FAILURES], call[LOSSES]}
-      taken[#taken + 1] = wanted[i]
-      held[#held + 1] = call
+      claimed[#claimed + 1] = {id, call[FENCE], call[FAILURES], call[LOSSES]}
+      taken[#taken + 1] = {id, call}
+      ids_taken[#ids_taken + 1] = id
     end
   end
-  if #taken > 0 then events[#events + 1] = {'claimed', taken, arg.holder} end
+  if #taken > 0 then events[#events + 1] = {'claimed', ids_taken, arg.holder} end
 end
-local kept, ready, now = release(groups, events)
+local kept, ready = release(groups, events, taken)
 for _, group in ipairs(woken) do ready[#ready + 1] = group end
-local writes = {}
-for i, call in ipairs(held) do
-  call[AT] = now
-  writes[#writes + 1] = taken[i]
-  writes[#writes + 1] = cmsgpack.pack(call)
-end
-in_slices('HSET', CALLS, writes)
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
 local answer = {cmsgpack.pack({stale, claimed, ready, false})}

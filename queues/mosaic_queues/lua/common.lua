@@ -2,7 +2,7 @@
 --
 -- KEYS of every transition, all in the slot of {run_id}:
 --   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, j:<join> counters
---   2 calls   hash   live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}; at_ms: when it
+--   2 calls   hash   epoch, where it is not the first; live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}; at_ms: when it
 --                    became ready or was claimed, or when it is due
 --   3 out     hash   finished calls: id -> payload envelope
 --   4 events  stream field e: msgpack list of events
@@ -30,14 +30,17 @@ local function in_slices(command, key, values)
   end
 end
 
+local base = 0   -- claims of this epoch count from here; known once `states` has looked
+
 -- The states of the calls named in `ids`, false where a call is not alive.
 local function states(ids)
   local found = {}
   for first = 1, #ids, MAX_ARGS do
     local last = math.min(first + MAX_ARGS - 1, #ids)
-    local raw = redis.call('HMGET', CALLS, unpack(ids, first, last))
+    local raw = redis.call('HMGET', CALLS, 'epoch', unpack(ids, first, last))
+    base = (raw[1] or 0) * EPOCH
     for i = 1, last - first + 1 do
-      found[first + i - 1] = raw[i] and cmsgpack.unpack(raw[i])
+      found[first + i - 1] = raw[i + 1] and cmsgpack.unpack(raw[i + 1])
     end
   end
   return found
@@ -109,13 +112,13 @@ end
 -- Makes calls ready. A group is {queue, {ids}, {id = {streams}}, fence}: the third are its mailboxes, idle until there is a
 -- chunk; their claims count from the fourth, or from 0.
 -- The first `arg.keep` of them on queues that the caller serves are claimed for it.
+-- `taken` {{id, state}} are calls that the caller claimed already.
 -- Returns claimed {{id, fence, failures, losses}}, ready {{queue, {ids}}} and the time (ms); records `events` before.
-local function release(groups, events)
+local function release(groups, events, taken)
   local claimed, ready, writes, keep = {}, {}, {}, arg.keep or 0
   local serves = {}
   for _, queue in ipairs(arg.serves or {}) do serves[queue] = true end
   local kept, idle, fences = {}, {}, {}
-  local base = (#groups > 0 and redis.call('HGET', RUN, 'epoch') or 0) * EPOCH
   for _, group in ipairs(groups) do
     local queue, ids, waiting, boxes = group[1], group[2], {}, group[3] or {}
     for _, id in ipairs(ids) do
@@ -155,6 +158,11 @@ local function release(groups, events)
   for _, pair in ipairs(idle) do
     writes[#writes + 1] = pair[1]
     writes[#writes + 1] = cmsgpack.pack({IDLE, base, 0, 0, pair[2], now, '', 1})
+  end
+  for _, pair in ipairs(taken or {}) do
+    pair[2][AT] = now
+    writes[#writes + 1] = pair[1]
+    writes[#writes + 1] = cmsgpack.pack(pair[2])
   end
   in_slices('HSET', CALLS, writes)
   return claimed, ready, now

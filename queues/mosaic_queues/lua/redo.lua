@@ -22,8 +22,10 @@ local function forget(key, pattern)
   in_slices('HDEL', key, gone)
 end
 local epoch = redis.call('HINCRBY', RUN, 'epoch', 1)
+base = epoch * EPOCH
 forget(OUT, '^(%d+)')
 forget(CALLS, '^(%d+)')
+redis.call('HSET', CALLS, 'epoch', epoch)
 forget(RUN, '^j:n(%d+)$')
 forget(BOXES, '^[cmi]:(%d+)')
 local begins, streams = {}, {}
@@ -31,7 +33,7 @@ for _, field in ipairs(redis.call('HKEYS', BOXES)) do
   local stream, number = string.match(field, '^s:((%d+).*)$')
   if stream then streams[#streams + 1] = stream end
   if again[number] then
-    local header = cmsgpack.pack({'retract', number, epoch * EPOCH, 0, 0, 0})
+    local header = cmsgpack.pack({'retract', number, base, 0, 0, 0})
     begins[stream] = redis.call('XADD', stream_key(stream), '*', 'c', header, 'd', '')
   end
 end
