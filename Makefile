@@ -4,7 +4,7 @@
 .PHONY: help env dev demo test check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
-BENCHMARKS := overhead
+BENCHMARKS := overhead streaming
 
 # Values that come from people are taken as they are: never expanded by make, never part of a shell command.
 override REPO := $(value REPO)

@@ -1,8 +1,9 @@
 """The client of one side, in a process of its own: runs what it is told on standard input, and says how long it took.
 
-    python client.py MODULE     where MODULE is `stock_app` or `ours`
+    python client.py MODULE     where MODULE is `stock_app`, `ours` or `streaming_client`
 
-A line in is JSON: `["run", shape, size]` or `["workers", count]`; a line out is JSON too.
+A line in is JSON: `["run", shape, size]`, `["workers", count]`, or `["call", function, argument, ...]` of the module; a
+line out is JSON too.
 """
 
 from __future__ import annotations
@@ -45,13 +46,20 @@ def wait_for_workers(side: Any, count: int) -> dict[str, Any]:
     return {"workers": count}
 
 
+def call(side: Any, function: str, *arguments: Any) -> Any:
+    """Calls a function of the side's module."""
+    return getattr(side, function)(*arguments)
+
+
+ORDERS = {"run": run_once, "workers": wait_for_workers, "call": call}
+
+
 def main() -> None:
     """Serves standard input until it ends."""
     side = importlib.import_module(sys.argv[1])
     for line in sys.stdin:
         order, *arguments = json.loads(line)
-        answer = wait_for_workers if order == "workers" else run_once
-        print(json.dumps(answer(side, *arguments)), flush=True)
+        print(json.dumps(ORDERS[order](side, *arguments)), flush=True)
 
 
 if __name__ == "__main__":

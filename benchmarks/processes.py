@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from redis import Redis
 from redis.backoff import ConstantBackoff
@@ -27,6 +28,7 @@ LOG_TAIL = 2_000
 SERVER_OPTIONS = {"port": "0", "save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
 """No persistence, for all sides alike: neither snapshots nor an append-only file."""
 BENCHMARKS = Path(__file__).resolve().parent
+EXAMPLES = BENCHMARKS.parent / "examples"
 
 
 class BenchmarkError(Exception):
@@ -116,9 +118,9 @@ class Processes:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without settings of ours, and with the benchmarks' modules."""
+    """This process's environment without settings of ours, and with the modules of the benchmarks and the examples."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MOSAIC_", "CELERY_"))}
-    path = os.pathsep.join(filter(None, (str(BENCHMARKS), kept.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(BENCHMARKS), str(EXAMPLES), kept.get("PYTHONPATH"))))
     return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
@@ -177,9 +179,63 @@ class Server:
         return f"{name} {told.get(f'{name}_version', told['redis_version'])}"
 
 
-def start_worker(processes: Processes, name: str, app: str, *, environment: Mapping[str, str]) -> Started:
-    """A solo Celery worker with task events, started in its cheapest way, the same for all sides."""
+class Client:
+    """A process that does what it is told, a line of JSON at a time; see `client.py`.
+
+    Args:
+        module: whose functions it calls.
+    """
+
+    def __init__(
+        self, processes: Processes, name: str, module: str, *, environment: Mapping[str, str]
+    ) -> None:
+        command = [sys.executable, str(BENCHMARKS / "client.py"), module]
+        self.started = processes.start(name, command, environment=environment, pipes=True)
+
+    def ask(self, *order: Any) -> Any:
+        """Has it do something, and gives its answer.
+
+        Raises:
+            BenchmarkError: it ended instead.
+        """
+        pipe_in, pipe_out = self.started.process.stdin, self.started.process.stdout
+        assert pipe_in is not None
+        assert pipe_out is not None
+        pipe_in.write(json.dumps(order) + "\n")
+        pipe_in.flush()
+        line = pipe_out.readline()
+        if not line:
+            raise BenchmarkError(f"{self.started.name!r} ended at {order!r}:\n{self.started.told()}")
+        return json.loads(line)
+
+
+def start_worker(
+    processes: Processes,
+    name: str,
+    app: str,
+    *,
+    environment: Mapping[str, str],
+    pool: Literal["solo", "threads"] = "solo",
+    concurrency: int = 1,
+    options: Sequence[str] = (),
+) -> Started:
+    """A Celery worker with task events, started in its cheapest way, the same for all sides."""
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "--hostname", f"{name}@localhost"]
-    command += ["--pool", "solo", "--concurrency", "1", "--task-events", "--prefetch-multiplier", "1"]
-    command += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
+    command += [
+        "--pool",
+        pool,
+        "--concurrency",
+        str(concurrency),
+        "--task-events",
+        "--prefetch-multiplier",
+        "1",
+    ]
+    command += [
+        "--without-gossip",
+        "--without-mingle",
+        "--without-heartbeat",
+        "--loglevel",
+        "WARNING",
+        *options,
+    ]
     return processes.start(name, command, environment=environment)

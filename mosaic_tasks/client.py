@@ -266,14 +266,22 @@ class Run:
         """Runs a node and all that depends on it again, in a new epoch; the rest is kept. The run may be over or not.
 
         Raises:
-            KeyError: the workflow has no such node.
+            InputError: the workflow has no such node.
             UnknownRun: the run is past its retention.
         """
         plan = self._process.plan_of(self.id)
         numbers = {each.name: number for number, each in enumerate(plan.plan.nodes)}
         if node not in numbers:
-            raise KeyError(f"workflow {plan.plan.name!r} has no node {node!r}{did_you_mean(node, numbers)}")
-        self._process.redo(self.id, redo_of(plan, [numbers[node]]), holder=self._process.holder)
+            raise InputError(f"workflow {plan.plan.name!r} has no node {node!r}{did_you_mean(node, numbers)}")
+        again = {numbers[node]}
+        if self.record().status != "running":  # what was cut off has no call any more
+            again |= self._open_nodes(len(numbers))
+        self._process.redo(self.id, redo_of(plan, again), holder=self._process.holder)
+
+    def _open_nodes(self, nodes: int) -> set[int]:
+        """The nodes that never closed."""
+        outputs = self._process.ledger.outputs(self.id, [str(number) for number in range(nodes)])
+        return {number for number, output in enumerate(outputs) if output is None}
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""

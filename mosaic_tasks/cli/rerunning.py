@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.options import (
     PATIENCE_S,
     JsonOption,
@@ -17,9 +16,6 @@ from mosaic_tasks.cli.options import (
     utf8,
 )
 from mosaic_tasks.cli.running import conclude, say_started, watched
-
-if TYPE_CHECKING:
-    from mosaic_tasks.client import Run
 
 
 def rerun(
@@ -51,16 +47,9 @@ def rerun(
 
     found = get_run(run_id)
     known = list(found.events())
-    _rerun(found, node)
+    found.rerun(node)
     if not wait:
         say_started(found, as_json=as_json)
         return
     record = watched(found, timeout_s, patience_s, quiet=as_json, known=known)
     conclude(found, record, output, as_json=as_json)
-
-
-def _rerun(found: Run, node: str) -> None:
-    try:
-        found.rerun(node)
-    except KeyError as error:
-        raise InputError(error.args[0]) from error

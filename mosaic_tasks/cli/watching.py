@@ -12,7 +12,7 @@ import typer
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.options import JsonOption, RunArgument, utf8
 from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
-from mosaic_tasks.inspection.wording import duration, listed
+from mosaic_tasks.inspection.wording import duration
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
@@ -74,9 +74,9 @@ def _show_run(run: Run, *, as_json: bool) -> None:
         took = node.running_ms(now_ms)
         rows.add_row(
             node.name,
-            node.state,
+            f"{node.state} (epoch {node.epoch})" if node.epoch else node.state,
             "" if took is None else duration(took),
-            f"{node.calls_done}/{node.calls}",
+            f"{node.calls_done}/{node.calls}{'+' if node.grows else ''}",
             str(node.attempts),
             node.error,
         )
@@ -97,7 +97,8 @@ def events(
 ) -> None:
     """Print what happened to a run, in order.
 
-    With --json each line is one event; its `id` is what --after takes, to go on where a reader stopped.
+    A node that reads streams reads many times: told are the first time and, in the end, how often. With --json each
+    line is one event, and none is left out; its `id` is what --after takes, to go on where a reader stopped.
 
     \b
     Examples:
@@ -105,14 +106,17 @@ def events(
       mosaic events 0193d5c8-... --follow --json
     """
     from mosaic_tasks.client import get_run
+    from mosaic_tasks.inspection.telling import Teller
 
     run = get_run(run_id)
-    plan, created_ms = run.plan(), run.record().created_ms
+    plan = run.plan()
+    teller = Teller(plan, run.record().created_ms)
     for event in _checked(run.events(follow=follow, after=after), after):
         if as_json:
             print_json_line({**event._asdict(), "nodes": nodes_of(plan, event)})
         else:
-            typer.echo(event_line(plan, event, created_ms))
+            for line in teller.lines(event):
+                typer.echo(line)
 
 
 def _checked(found: Iterable[Event], after: str) -> Iterable[Event]:
@@ -125,37 +129,6 @@ def _checked(found: Iterable[Event], after: str) -> Iterable[Event]:
 def nodes_of(plan: Plan, event: Event) -> list[str]:
     """The names of the nodes that an event is about, each once."""
     return list(dict.fromkeys(plan.nodes[int(call.partition(".")[0])].name for call in event.calls))
-
-
-def event_line(plan: Plan, event: Event, created_ms: int) -> str:
-    """An event for people: when, what, to which calls, by whom."""
-    parts = [f"{duration(event.at_ms - created_ms):>10}  {event.kind:<8}"]
-    if event.calls:
-        parts.append(listed([call_name(plan, call) for call in event.calls], most=4))
-    if event.kind == "retry":
-        parts.append(f"in {duration(event.pause_ms)}, after: {event.detail}")
-    elif event.kind == "expanded":
-        parts.append(f"into {event.detail}")
-    elif event.kind == "ready":
-        parts.append(f"in queue {event.detail}")
-    elif any(event.tokens):
-        parts.append(f"{event.detail}: {event.tokens[0]} tokens in, {event.tokens[1]} out{_cost(event)}")
-    elif event.detail:
-        parts.append(event.detail)
-    if event.holder:
-        parts.append(f"[{event.holder}]")
-    return "  ".join(parts)
-
-
-def _cost(event: Event) -> str:
-    return "" if event.cost_usd is None else f", {event.cost_usd:.4f} USD"
-
-
-def call_name(plan: Plan, call: str) -> str:
-    """A call for people: `people`, `sections[3]`, `sections[close]`."""
-    number, dot, rest = call.partition(".")
-    name = plan.nodes[int(number)].name
-    return f"{name}[{'close' if rest == 'c' else rest}]" if dot else name
 
 
 _MOST_LINES = 40

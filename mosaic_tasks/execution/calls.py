@@ -86,7 +86,7 @@ class Execution:
     def _closed(self, call: CallId, node: PreparedNode) -> Value:
         """The results of a fan-out."""
         if node.plan.grows:
-            self.inputs.load([edge.source for edge in node.plan.edges if edge.kind == "for_each"])
+            self.inputs.load_list(node)
         results = self.inputs.collect(node)
         return self._value(results)._replace(**self.endings.of_value(call, results)._asdict())
 

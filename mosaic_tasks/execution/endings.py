@@ -37,7 +37,7 @@ class Endings:
             parts = self._parts(number, value)
             return Ending(publication.finish(), publication.open_parts(parts))
         size = len(value) if isinstance(value, (list, str)) else 0
-        streams = [stream_name(number, path) for path in self._plan.streamed_paths(number)]
+        streams = [stream_name(number, path) for path in self._plan.ended_paths(number)]
         marks = [Mark(stream, "end", size, 0, self._plan.readers(stream)) for stream in streams]
         return Ending(marks, self._parts(number, value))
 

@@ -121,6 +121,18 @@ class Inputs:
         values = iter(payloads.unpack_many(self._run_id, wanted))
         return [None if skip else next(values) for skip in skipped]
 
+    def load_list(self, node: PreparedNode) -> None:
+        """Fetches the list of a fan-out that grew, when its producer has closed.
+
+        Raises:
+            SkippedError: the producer was skipped.
+        """
+        assert node.plan.for_each is not None
+        source = node.plan.for_each.source
+        self.load([source])
+        if self._decoded[source] is _SKIPPED:
+            raise SkippedError(f"{self._plan.label(source)} was skipped")
+
     # -- for one call ------------------------------------------------------------------------------------------
 
     def early(self, node: PreparedNode) -> Early:

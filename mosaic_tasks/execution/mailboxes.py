@@ -103,7 +103,7 @@ class Mailboxes:
         folding, usages = self._folding(work)
         if not await folding.run():
             return Read("what came is read", total_usage(usages))
-        if skipped := self._skipped_source(work.node):
+        if (skipped := self._skipped_source(work.node)) is not None:
             return Skip(f"{self._plan.label(skipped)} was skipped")
         fold = None if work.node.plan.agent is not None else work.node.tool.fold
         result = folding.state if fold is not None and fold.output == "state" else folding.whole()

@@ -171,6 +171,12 @@ class PreparedPlan:
         """The parts of a node's output that somebody reads piece by piece."""
         return self._streamed.get(number, [])
 
+    def ended_paths(self, number: int) -> list[Path]:
+        """The parts of a node's output whose streams end with it: those that somebody reads, and what it publishes."""
+        node, streamed = self.plan.nodes[number], self.streamed_paths(number)
+        whole: list[Path] = [()] if node.publishes and node.for_each is None and () not in streamed else []
+        return whole + streamed
+
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
         readers: dict[str, list[str]] = {}

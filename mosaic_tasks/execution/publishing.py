@@ -368,7 +368,7 @@ class Publication:
     def finish(self) -> list[Mark]:
         """The call ended well: publishes the rest, and returns the marks that end its streams with the call."""
         kind: ContentKind = "text" if self._plan.plan.nodes[self._number].publishes == "text" else "item"
-        for path in self._plan.streamed_paths(self._number):
+        for path in self._plan.ended_paths(self._number):
             self.outlet(path, "item" if path else kind)
         with self._lock:
             for outlet in self._outlets.values():

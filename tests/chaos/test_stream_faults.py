@@ -16,7 +16,16 @@ from mosaic_queues.connection import connect, urls_of
 from mosaic_queues.keys import Keys
 from mosaic_queues.server import EmbeddedServer
 from mosaic_tasks import Run, Workflow, submit
-from tests.chaos.test_faults import APP, QUEUES, QUICK, python_environment, server_process, two_workers
+from tests.chaos.test_faults import (
+    APP,
+    QUEUES,
+    QUICK,
+    await_event,
+    python_environment,
+    server_process,
+    two_workers,
+)
+from tests.integration import stream_tools as tools
 from tests.services import READY_S, Workers
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -85,6 +94,17 @@ def test_a_worker_may_die_at_any_step_of_a_stream(
     assert doomed.wait(timeout_s=20) == -signal.SIGKILL
     workers.start(APP, QUEUES, env=QUICK, **options).wait_ready()
     assert run.result(timeout_s=40) == expected(run.node_output("numbers"))
+    check_closed_once(run)
+
+
+def test_a_producer_that_wakes_up_late_is_refused(workers: Workers, redis_client: Redis) -> None:
+    """And costs nobody anything, though it goes on to publish."""
+    both = two_workers(workers, pool="threads", concurrency=4)
+    run = submit(chain("stops_once", n=SIZE))
+    await_event(run, "lost")
+    (stopped,) = (worker for worker in both if str(worker.pid) in tools.happened(redis_client, "stopped"))
+    stopped.signal(signal.SIGCONT)
+    assert run.result(timeout_s=40) == expected(list(range(SIZE)))
     check_closed_once(run)
 
 

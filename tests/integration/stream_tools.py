@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
@@ -255,4 +256,13 @@ def paced(n: int, pause_s: float) -> Iterator[int]:
     """0..n-1, not all at once."""
     for number in range(n):
         time.sleep(pause_s)
+        yield number
+
+
+def stops_once(n: int) -> Iterator[int]:
+    """0..n-1; stops its process in the middle, the first time."""
+    for number in range(n):
+        if number == n // 2 and first("stop"):
+            tell("stopped", os.getpid())
+            os.kill(os.getpid(), signal.SIGSTOP)
         yield number

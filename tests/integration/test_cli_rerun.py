@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -126,13 +126,13 @@ def test_a_failed_run_goes_on_and_is_told_when_it_fails_again(worker: Workers) -
 
 
 def test_a_run_that_fails_again_is_a_failure(worker: Workers) -> None:
-    started = run({"numbers": tool("numbers", with_={"n": "many"})}, "numbers")
+    started = run({"mean": {"tool": "statistics:mean", "with": {"data": []}}}, "mean")
     with pytest.raises(RunFailed):
         started.result(30)
-    answer = mosaic("rerun", started.id, "--node", "numbers")
+    answer = mosaic("rerun", started.id, "--node", "mean")
     assert answer.exit_code == ExitCode.FAILED
     assert f"mosaic explain {started.id}" in answer.stderr
-    assert answer.stderr.count("numbers: failed") == 1
+    assert answer.stderr.count("mean: failed") == 1
 
 
 @pytest.fixture

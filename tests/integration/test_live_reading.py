@@ -136,29 +136,35 @@ def run_of(form: str) -> Run:
     return run(FORMS[form], list(FORMS[form])[-1])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_who_goes_on_behind_any_event_gets_the_rest_exactly(worker: Workers, form: str) -> None:
-    started = run_of(form)
-    live = list(started.stream("x"))
-    started.wait(READ_S)
-    assert list(started.stream("x")) == live, "a late reader gets the same"
-    for place, event in enumerate(live, 1):
-        assert list(started.stream("x", after=event.id)) == live[place:]
-    assert len({event.id for event in live}) == len(live)
-    assert [event.kind for event in live].count("end") == 1 == int(live[-1].kind == "end")
+def test_who_goes_on_behind_any_event_gets_the_rest_exactly(worker: Workers) -> None:
+    for form in FORMS:
+        started = run_of(form)
+        live = list(started.stream("x"))
+        started.wait(READ_S)
+        assert list(started.stream("x")) == live, f"{form}: a late reader gets the same"
+        for place, event in enumerate(live, 1):
+            assert list(started.stream("x", after=event.id)) == live[place:], form
+        assert len({event.id for event in live}) == len(live), form
+        assert [event.kind for event in live].count("end") == 1 == int(live[-1].kind == "end"), form
+
+
+MADE: dict[str, list[tuple[str, Any]]] = {
+    "value": [("value", {"a": 1}), ("end", None)],
+    "list": [("items", [1, 2]), ("end", None)],
+    "text": [("text", "text"), ("end", None)],
+    "skipped": [("end", None)],
+    "empty generator": [("end", None)],
+    "skipped fan-out": [("end", None)],
+    "empty fan-out": [("end", None)],
+}
 
 
 def test_the_events_of_each_form_make_its_output(worker: Workers) -> None:
     found = {form: list(run_of(form).stream("x")) for form in FORMS}
-    made = {form: content(events) for form, events in found.items()}
-    assert made["generator"] == [0, 1, 2, 3, 4]
+    assert content(found["generator"]) == [0, 1, 2, 3, 4]
     for form in ("fan-out", "fan-out that grows", "fan-out that is read"):
-        assert made[form] == [0, 2, 4, 6, 8]
-    assert made["list"] == [1, 2]
-    assert [(event.kind, event.value) for event in found["value"]] == [("value", {"a": 1}), ("end", None)]
-    assert [(event.kind, event.value) for event in found["text"]] == [("text", "text"), ("end", None)]
-    for form in ("skipped", "empty generator", "skipped fan-out", "empty fan-out"):
-        assert [event.kind for event in found[form]] == ["end"]
+        assert content(found[form]) == [0, 2, 4, 6, 8]
+    assert {form: [(event.kind, event.value) for event in found[form]] for form in MADE} == MADE
 
 
 def test_items_of_a_fan_out_come_as_they_are_done(worker: Workers, redis_client: Redis) -> None:
@@ -180,6 +186,21 @@ def test_a_plain_node_is_awaited(worker: Workers, redis_client: Redis) -> None:
     answer = in_thread(lambda: list(reading))
     tools.open_gate(redis_client, "more")
     assert [event.kind for event in answer()] == ["items", "end"]
+
+
+def test_a_node_that_closed_without_a_stream_is_over_before_its_run(
+    worker: Workers, redis_client: Redis
+) -> None:
+    nodes = {**gated(), "x": tool("numbers", with_={"n": 3}, when="false", after=["first"])}
+    nodes["first"] = tool("told", with_={"x": 1})
+    nodes["both"] = tool("both", with_={"a": "${numbers}", "b": "${x}"})
+    started = run(nodes, "both")
+    skipped = next(event for event in started.events(follow=True) if event.kind == "skipped")
+    assert started.plan().nodes[int(skipped.calls[0])].name == "x"
+    assert [event.kind for event in started.stream("x")] == ["end"]
+    assert started.record().status == "running"
+    tools.open_gate(redis_client, "more")
+    started.wait(READ_S)
 
 
 def test_a_run_that_fails_ends_its_readers(worker: Workers, redis_client: Redis) -> None:
@@ -341,7 +362,7 @@ def test_an_async_reader_that_is_cancelled_loses_nothing(worker: Workers, redis_
 
     async def read() -> list[StreamEvent]:
         async with started.astream() as events:
-            seen = [await anext(events)]
+            seen: list[StreamEvent] = []
             for _ in range(20):
                 task = asyncio.ensure_future(anext(events))
                 await asyncio.sleep(0)
@@ -352,7 +373,13 @@ def test_an_async_reader_that_is_cancelled_loses_nothing(worker: Workers, redis_
             await asyncio.to_thread(tools.open_gate, redis_client, "more")
             return seen + [event async for event in events]
 
-    assert content(asyncio.run(read())) == [0, 1, 2, 3]
+    seen = asyncio.run(read())
+    assert content(seen) == [0, 1, 2, 3]
+    assert len(set(map(id_of, seen))) == len(seen)
+
+
+def id_of(event: StreamEvent) -> str:
+    return event.id
 
 
 def is_event(what: Any) -> bool:
@@ -417,7 +444,10 @@ def test_readers_of_different_speed_lose_nothing(redis_client: Redis, redis_url:
         assert slow.seen == fast.seen == late.seen == expected(size)
 
 
-def test_more_streams_are_followed_at_once(redis_client: Redis, redis_url: str, stream: str) -> None:
+def test_more_streams_are_followed_at_once(
+    redis_client: Redis, redis_url: str, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "BLOCK_S", 1.5 * READ_S)  # nobody is saved by the hub's own next look
     with connect(redis_url) as client:
         one, other = Reader(client, stream), Reader(client, f"{stream}:other")
         for reader in (one, other):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from mosaic_queues.errors import RunFailed
+from mosaic_queues.errors import InputError, RunFailed
 from mosaic_tasks import Run, Workflow, submit
 from tests.integration import stream_tools as tools
 from tests.services import Workers, key_events
@@ -320,10 +320,39 @@ def test_a_failed_run_goes_on_when_its_node_runs_again(worker: Workers) -> None:
     assert started.record().status == "done"
 
 
+def test_branches_that_a_failure_cut_off_run_too_when_a_node_runs_again(
+    worker: Workers, redis_client: Redis
+) -> None:
+    nodes = {
+        "a": tool("fails_once", with_={"x": 1}),
+        "slow": tool("gated_numbers", with_={"n": 2, "gate_at": 0}),
+        "each": tool("double", for_each="${slow}", with_={"x": "${item}"}),
+        "both": tool("both", with_={"a": "${a}", "b": "${each}"}),
+    }
+    started = run(nodes, "both")
+    with pytest.raises(RunFailed, match="fails once"):
+        started.result(30)
+    tools.open_gate(redis_client, "more", 2)
+    started.rerun("a")
+    assert started.result(30) == [1, [0, 2]]
+
+
+def test_who_reads_a_skipped_node_is_skipped(worker: Workers) -> None:
+    nodes = {
+        "numbers": tool("numbers", with_={"n": 3}, when="false"),
+        "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+        "each": tool("double", for_each="${numbers}", with_={"x": "${item}"}),
+        "both": tool("both", with_={"a": "${totals}", "b": "${each}"}),
+    }
+    started = run(nodes, "both")
+    assert started.result(30) is None
+    assert {node.name: node.state for node in started.view().nodes} == dict.fromkeys(nodes, "skipped")
+
+
 def test_an_unknown_node_cannot_run_again(worker: Workers) -> None:
     started = run({"a": tool("counted", with_={"name": "a"})}, "a")
     started.result(30)
-    with pytest.raises(KeyError, match="no node 'aa'; did you mean 'a'"):
+    with pytest.raises(InputError, match="no node 'aa'; did you mean 'a'"):
         started.rerun("aa")
 
 

@@ -1,16 +1,19 @@
-"""The pure parts of the benchmarks: figures, targets, counters, and the shapes that are compared."""
+"""The pure parts of the benchmarks: figures, targets, counters, bounds, and the workflows that are compared."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from mosaic_tasks import compile_workflow
+from mosaic_tasks import Workflow, compile_workflow
+from mosaic_tasks.engines.protocol import EngineRequest, Message
+from mosaic_tasks.engines.recordings import Recording, find
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -36,6 +39,21 @@ def overhead(load: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def traffic(load: Callable[[str], ModuleType]) -> ModuleType:
     return load("traffic")
+
+
+@pytest.fixture(scope="module")
+def bound(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("streaming_bound")
+
+
+@pytest.fixture(scope="module")
+def scenarios(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("streaming_scenarios")
+
+
+@pytest.fixture(scope="module")
+def streaming(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("streaming")
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +213,133 @@ def test_a_random_graph_reads_earlier_nodes_only_and_is_the_same_each_time(ours:
     assert [list(node.deps) for node in plan.nodes] == ours.sources(50)
     assert all(dep < number for number, node in enumerate(plan.nodes) for dep in node.deps)
     assert ours.sources(50) == ours.sources(80)[:50]
+
+
+def test_a_step_says_when_a_text_is_complete(bound: ModuleType) -> None:
+    step = bound.Step("extract", [(0.5, '{"year"'), (0.6, ": 20"), (0.7, "25, "), (2.0, '"profit": 3}')])
+    assert step.when('"year": 2') == 0.6
+    assert step.when('"year": 2025') == 0.7
+    assert step.when("") == 2.0
+    with pytest.raises(ValueError, match="substring not found"):
+        step.when("revenue")
+
+
+def test_the_bound_is_the_critical_path_with_overlap(bound: ModuleType) -> None:
+    draft = bound.Step("draft", [(1.0, "One. "), (3.0, "Two.")])
+    first = bound.tool("first", 1.0, after=[("draft", "One.")])
+    second = bound.tool("second", 1.5, after=[("draft", "Two."), ("first", "")])
+    assert bound.bound_s([draft, first]) == 3.0
+    assert bound.bound_s([draft, first, second]) == 4.5
+    assert bound.bound_s([draft, bound.tool("slow", 9.0, after=[("draft", "One.")])]) == 10.0
+
+
+def test_an_answer_is_timed_as_it_is_replayed(bound: ModuleType) -> None:
+    recorded = Recording(text="Some words are here.", key="a", first_token_s=1.0, tokens_per_s=1.0)
+    slow, fast = bound.answer("a", recorded, speed=1.0), bound.answer("a", recorded, speed=4.0)
+    assert slow.when("Some") == 1.0
+    assert 1.0 < slow.when("") <= 1.0 + len(recorded.text) / 4
+    assert fast.when("") == slow.when("") / 4
+
+
+@pytest.mark.parametrize("name", ["financial_report", "weekly_report"])
+def test_a_barrier_waits_for_every_producer(scenarios: ModuleType, name: str) -> None:
+    workflow = Workflow.from_file(scenarios.EXAMPLES / name / "workflow.yaml")
+    before, after = compile_workflow(workflow), compile_workflow(scenarios.barrier(workflow))
+    assert any(not edge.stable for node in before.nodes for edge in node.edges)
+    assert all(edge.stable for node in after.nodes for edge in node.edges)
+    assert all(node.batch.max_items == 0 for node in after.nodes)
+    assert [(node.name, set(node.deps)) for node in before.nodes] == [
+        (node.name, set(node.deps)) for node in after.nodes
+    ]
+
+
+def test_an_agent_of_a_barrier_reads_the_whole_text_of_the_one_before(
+    scenarios: ModuleType, tmp_path: Path
+) -> None:
+    chain = scenarios.chain(tmp_path, 1.0)
+    assert [len(node.edges) for node in compile_workflow(chain.workflow).nodes] == [0, 1, 1, 1]
+    assert not any(node.edges for node in compile_workflow(scenarios.barrier(chain.workflow)).nodes)
+
+
+def test_a_stage_of_the_chain_answers_sentences_by_twos_as_it_answers_all(
+    scenarios: ModuleType, tmp_path: Path
+) -> None:
+    chain = scenarios.chain(tmp_path, 1.0)
+
+    def answered(sentences: list[str]) -> str:
+        message = Message("user", f"Do the critique.\n\n{' '.join(sentences)}")
+        return find(str(tmp_path / "chain.jsonl"), EngineRequest(messages=(message,))).text
+
+    said = [scenarios.sentence("draft", number) for number in range(1, scenarios.SENTENCES + 1)]
+    pairs = [answered(said[place : place + 2]) for place in range(0, len(said), 2)]
+    assert answered(said) == "\n\n".join(pairs)
+    assert abs(len(answered(said)) - scenarios.STAGES["critique"]) < scenarios.SENTENCES * 4
+    assert chain.bound_s < sum(
+        chars / 4 / scenarios.TOKENS_PER_S + scenarios.FIRST_TOKEN_S for chars in scenarios.STAGES.values()
+    )
+
+
+def test_the_financial_report_has_an_answer_for_everything_it_asks(
+    scenarios: ModuleType, tmp_path: Path
+) -> None:
+    finance = scenarios.finance(tmp_path, 2.0)
+    extract = next(step for step in finance.steps if step.name == "extract")
+    assert finance.bound_s >= extract.when("")
+    assert scenarios.finance(tmp_path, 4.0).bound_s == pytest.approx(finance.bound_s / 2)
+
+
+def test_the_made_repository_has_as_many_commits_of_each_author(
+    scenarios: ModuleType, tmp_path: Path
+) -> None:
+    scenarios.make_repository(tmp_path / "shop", commits=3)
+    told = subprocess.run(
+        ["git", "shortlog", "-sn", "main"], cwd=tmp_path / "shop", capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[0] for line in told.splitlines()] == ["3"] * scenarios.AUTHORS
+
+
+def compared(streaming: ModuleType, *, bound_s: float, stream: float, barrier: float, first: float) -> object:
+    spreads = (streaming.Spread((value,)) for value in (stream, barrier, first, barrier))
+    return streaming.Compared(bound_s, *spreads)
+
+
+def test_scenarios_are_compared_by_medians_and_the_worst_counts(streaming: ModuleType) -> None:
+    figures = streaming.scenario_figures(
+        {
+            "finance": compared(streaming, bound_s=1.0, stream=1.5, barrier=3.0, first=0.3),
+            "weekly": compared(streaming, bound_s=2.0, stream=2.2, barrier=4.0, first=1.0),
+        }
+    )
+    assert figures["finance_stream_over_barrier"] == pytest.approx(0.5)
+    assert figures["weekly_stream_over_barrier"] == pytest.approx(0.55)
+    assert figures["chain_stream_over_barrier"] is None
+    assert figures["stream_over_bound"] == pytest.approx(1.5)
+    assert figures["first_word_ratio"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 5.0), (99, 10.0), (10, 1.0), (91, 10.0)])
+def test_a_percentile_is_one_of_the_values(streaming: ModuleType, percent: int, value: float) -> None:
+    assert streaming.percentile([float(number) for number in range(10, 0, -1)], percent) == value
+
+
+def test_every_target_of_streaming_is_a_figure(streaming: ModuleType) -> None:
+    load = streaming.Load(10, 5, 0.1)
+    cost = {"commands": 3.0, "sent_by_clients": 1.0}
+    found = {
+        "paced": cost,
+        "full_speed": cost,
+        "consumer": {"drains": 10, "tasks": 8},
+        "flood": {"items": 100, "entries": 10, "seconds": 2.0},
+    }
+    waited = streaming.Latencies(load, chunk=[0.003, 0.006], bare=[0.002, 0.004])
+    figures = {
+        **streaming.scenario_figures({}),
+        **streaming.latency_figures([waited]),
+        **streaming.cost_figures(found),
+        "readers_lost": 0,
+    }
+    assert {target.figure for target in streaming.TARGETS} <= figures.keys()
+    assert figures["chunk_to_consumer_p50_over_celery"] == pytest.approx(1.5)
+    assert figures["chunk_to_consumer_p99_ms_10"] == pytest.approx(6.0)
+    assert figures["consumer_tasks_per_drain"] == pytest.approx(0.8)
+    assert figures["chunks_per_s"] == pytest.approx(50.0)

@@ -26,9 +26,9 @@ from mosaic_tasks.cli.exits import ExitCode, told_errors
 from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
 from mosaic_tasks.cli.output import to_json
 from mosaic_tasks.cli.running import read_inputs
-from mosaic_tasks.cli.watching import event_line
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.inspection.progress import Progress, project
+from mosaic_tasks.inspection.telling import event_line
 
 COMMANDS = [info.callback.__name__ for info in application.registered_commands if info.callback]
 SMALL = """

@@ -96,7 +96,8 @@ def test_an_overdue_retry_without_any_worker_says_so() -> None:
 
 def test_a_running_call_names_its_process_and_since_when() -> None:
     texts = told(
-        opened().tell(4_000, "claimed", "0", holder="host/1/a"), live("0", "claimed", holder="host/1/a")
+        opened().tell(4_000, "claimed", "0", holder="host/1/a"),
+        live("0", "claimed", holder="host/1/a", at_ms=START_MS + 4_000),
     )
     assert texts["commits"] == "it runs in process host/1/a since 6.0 s"
 
@@ -104,13 +105,15 @@ def test_a_running_call_names_its_process_and_since_when() -> None:
 def test_a_running_call_names_its_attempt_and_its_timeout() -> None:
     plan = link("one", [node("slow", timeout_s=60.0)], output=0)
     story = Story().tell(9_000, "claimed", "0", holder="host/1/a")
-    texts = told(story, live("0", "claimed", holder="host/1/a", failures=1), plan=plan)
+    texts = told(
+        story, live("0", "claimed", holder="host/1/a", failures=1, at_ms=START_MS + 9_000), plan=plan
+    )
     assert texts["slow"] == "it runs in process host/1/a since 1.0 s, attempt 2 of 1, its timeout is 60 s"
 
 
 def test_a_call_that_was_taken_over_tells_so() -> None:
     story = opened().tell(9_000, "claimed", "0", holder="host/1/a")
-    texts = told(story, live("0", "claimed", holder="host/1/a", losses=1))
+    texts = told(story, live("0", "claimed", holder="host/1/a", losses=1, at_ms=START_MS + 9_000))
     assert texts["commits"] == "it runs in process host/1/a since 1.0 s, after 1 process died with it"
 
 
@@ -213,7 +216,7 @@ def test_a_mailbox_that_has_not_begun_names_what_it_waits_for_first() -> None:
 
 def test_a_mailbox_at_work_says_that_it_reads() -> None:
     story = streaming().tell(9_000, "claimed", "7.m", holder="host/1/a")
-    texts = streams(story, live("7.m", "claimed", holder="host/1/a"))
+    texts = streams(story, live("7.m", "claimed", holder="host/1/a", at_ms=START_MS + 9_000))
     assert texts["tone"] == "it reads its streams in process host/1/a since 1.0 s"
 
 
@@ -240,6 +243,15 @@ def test_a_fan_out_that_grows_has_no_item_at_first() -> None:
 )
 def test_a_fan_out_that_grows_tells_when_its_list_is_read(state: CallState, words: str) -> None:
     assert words in streams(streaming(), live("1.m", state, holder="host/1/a"))["each"]
+
+
+def test_a_process_that_reads_a_list_and_runs_its_items_is_told_for_both() -> None:
+    calls = [live(call, "claimed", holder="host/1/a") for call in ("1.0", "1.m", "1.1")]
+    told_of = streams(streaming(), *calls)["each"].split("; ")[1:]
+    assert told_of == [
+        "2 items run in process host/1/a",
+        "it reads its list in process host/1/a since 10.0 s",
+    ]
 
 
 def test_a_batch_that_is_tried_again_is_no_item() -> None:

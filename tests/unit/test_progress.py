@@ -231,6 +231,13 @@ def test_items_that_are_taken_back_are_counted_no_more() -> None:
     assert (found.calls, found.calls_done, found.grows) == (2, 2, False)
 
 
+def test_a_list_that_grew_to_its_former_size_grows_on_when_its_mailbox_waits() -> None:
+    story = (
+        streaming().tell(20, "expanded", "1.m", detail="3").tell(21, "idle", "1.m")
+    )  # one was taken back meanwhile
+    assert streamed(story, "each").grows
+
+
 def test_a_node_that_runs_again_begins_anew_and_the_others_are_kept() -> None:
     story = again()
     first, second = project(report_plan(), finished().events), project(report_plan(), story.events)

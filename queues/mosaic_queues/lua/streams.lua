@@ -53,7 +53,7 @@ local function lag_of(stream, readers)
     if call and call[STATE] == CLAIMED then
       local held = redis.call('HGET', BOXES, 'c:' .. readers[i])
       local cursor, read = held and cmsgpack.unpack(held)[stream], 0
-      local entry = cursor and redis.call('XRANGE', stream_key(stream), cursor, cursor)[1]
+      local entry = cursor and redis.call('XREVRANGE', stream_key(stream), cursor, '-', 'COUNT', 1)[1]
       if entry then
         local header = cmsgpack.unpack(entry[2][2])
         read = header[5] + header[6]

@@ -1,0 +1,77 @@
+"""The lower bound of a run's time: its critical path with overlap, if everything but the recorded answers took no time.
+
+A run is a set of steps. A step is an answer with its recorded timing (what comes how long after the request), or a tool
+that takes a measured time. It begins as soon as what it is `after` has come: the whole of an earlier step, or of an
+answer the beginning up to and including a certain text. So
+
+    begin(step)       = max over (earlier, text) in after: begin(earlier) + when(earlier, text)
+    when(step, text)  = the time of the piece that completes `text`; without a text: of the last piece
+    bound             = max over steps: begin(step) + when(step, "")
+
+The calls that a workflow makes are given by its definition (a call a batch, a call an item); an agent's batches follow
+each other, which is an `after` too. Nothing is counted for the engine, the server, or for waiting: no run of these
+calls with these timings can be shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mosaic_tasks.engines.protocol import EngineRequest
+from mosaic_tasks.engines.recordings import Recording
+from mosaic_tasks.engines.replay import Timed, performance
+
+_REQUEST = EngineRequest(messages=())
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of work.
+
+    Attributes:
+        timed: seconds since its beginning, and the text that comes then.
+        after: earlier steps, each with the text whose end must have come; an empty one: the whole.
+    """
+
+    name: str
+    timed: Timed
+    after: Sequence[tuple[str, str]] = ()
+
+    def when(self, text: str) -> float:
+        """How long after its beginning `text` is there.
+
+        Raises:
+            ValueError: it never comes.
+        """
+        if not text:
+            return self.timed[-1][0]
+        end = "".join(piece for _, piece in self.timed).index(text) + len(text)
+        for at_s, piece in self.timed:
+            end -= len(piece)
+            if end <= 0:
+                return at_s
+        raise AssertionError("a text ends within its pieces")
+
+
+def answer(name: str, recorded: Recording, *, speed: float, after: Sequence[tuple[str, str]] = ()) -> Step:
+    """The step of a recorded answer, replayed so many times as fast."""
+    pieces, _ = performance(recorded, _REQUEST)
+    return Step(name, [(at_s / speed, piece) for at_s, piece in pieces], after)
+
+
+def tool(name: str, length_s: float, *, after: Sequence[tuple[str, str]] = ()) -> Step:
+    """The step of a tool that takes so long."""
+    return Step(name, [(length_s, "")], after)
+
+
+def bound_s(steps: Iterable[Step]) -> float:
+    """The bound, of steps in an order in which they may begin."""
+    known: dict[str, Step] = {}
+    begins: dict[str, float] = {}
+    for step in steps:
+        known[step.name] = step
+        begins[step.name] = max(
+            (begins[name] + known[name].when(text) for name, text in step.after), default=0.0
+        )
+    return max(begins[name] + step.when("") for name, step in known.items())

@@ -1,0 +1,316 @@
+"""The workflows that are run streaming and as barriers: what they are, the recorded answers, and their lower bounds.
+
+Each is one workflow, from one file; `barrier` makes the other side of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from streaming_bound import Step, answer, bound_s, tool
+
+from mosaic_tasks import Workflow, compile_workflow, submit
+from mosaic_tasks.definition.edges import SO_FAR
+from mosaic_tasks.engines.protocol import EngineRequest, Message
+from mosaic_tasks.engines.recordings import Recording, find
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A workflow and how it is run.
+
+    Attributes:
+        read: the node whose text a reader sees, which is the final report.
+        steps: for the lower bound.
+    """
+
+    workflow: Workflow
+    read: str
+    steps: Sequence[Step]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bound_s(self) -> float:
+        """No run can be shorter."""
+        return bound_s(self.steps)
+
+
+def barrier(workflow: Workflow) -> Workflow:
+    """The same workflow where every node waits until what it reads has closed.
+
+    A fold, and an agent whose prompt reads its own answer so far, are streams by their nature: they begin when that is
+    whole, and take it at once. The limit of an answer to a batch is none of the answer to all of them.
+    """
+    plan = compile_workflow(workflow)
+    data = _data(workflow)
+    for node in plan.nodes:
+        written = data["nodes"][node.name]
+        is_by_nature = node.kind == "tool" or (node.agent is not None and SO_FAR in node.agent.prompt)
+        for edge in node.edges:
+            if edge.kind == "stream" and node.agent is not None:
+                written["agent"].pop("max_tokens", None)
+            keeps = edge.kind == "stream" and is_by_nature
+            rule = {"kind": "stream", "stable": True} if keeps else {"kind": "final"}
+            written.setdefault("edges", {})[plan.nodes[edge.source].name] = rule
+        written.pop("batch", None)
+    return Workflow.from_data(data)
+
+
+def _data(workflow: Workflow) -> dict[str, Any]:
+    return workflow.model_dump(by_alias=True, exclude_defaults=True, mode="json")
+
+
+def _with_model(workflow: Workflow, recordings: Path) -> Workflow:
+    """The workflow with all of its agents answered from a file."""
+    data = _data(workflow)
+    data["defaults"] = {**data.get("defaults", {}), "model": f"replay:{recordings}"}
+    return Workflow.from_data(data)
+
+
+def _write(path: Path, recorded: Sequence[Recording]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in recorded))
+
+
+def _found(path: Path, prompt: str) -> Recording:
+    """The recording that answers a prompt."""
+    return find(str(path), EngineRequest(messages=(Message("user", prompt),)))
+
+
+# -- a chain of agents ---------------------------------------------------------------------------------------------
+
+STAGES = {"draft": 1149, "critique": 1009, "revision": 1216, "edit": 994}
+"""Characters of each stage's answer: the lengths of four answers of claude-3-haiku to questions of GSM8K."""
+FIRST_TOKEN_S = 0.35
+TOKENS_PER_S = 60.0
+SENTENCES = 8
+TOGETHER = 2
+"""Sentences that a stage answers at once."""
+_FILLER = (
+    " the figures of the second quarter were read again and agree with what the ledger says about them" * 9
+)
+
+
+def chain(directory: Path, speed: float) -> Scenario:
+    """Draft, critique, revision, edit: each stage reads the sentences of the one before, two at a time."""
+    path = directory / "chain.jsonl"
+    _write(path, list(_chain_recordings()))
+    return Scenario(_chain_workflow(path), "edit", list(_chain_steps(speed)))
+
+
+def _chain_workflow(path: Path) -> Workflow:
+    nodes: dict[str, Any] = {}
+    before = ""
+    for stage in STAGES:
+        material = f"{{{{ {before} if {before} is string else {before} | join(' ') }}}}" if before else ""
+        nodes[stage] = {"agent": {"prompt": f"Do the {stage}.\n\n{material}"}}
+        if before:
+            nodes[stage]["edges"] = {before: {"kind": "stream", "by": "sentence"}}
+            nodes[stage]["batch"] = {"min_items": TOGETHER, "max_items": TOGETHER}
+        before = stage
+    workflow = Workflow.from_data({"name": "chain", "nodes": nodes, "output": before})
+    return _with_model(workflow, path)
+
+
+def sentence(stage: str, number: int) -> str:
+    """A sentence of a stage's answer; together with what stands between them they have the stage's length."""
+    text = f"Point {number} of the {stage} says that{_FILLER}"
+    return f"{text[: STAGES[stage] // SENTENCES].rpartition(' ')[0]}."
+
+
+def _pairs(stage: str) -> list[list[str]]:
+    """The sentences of a stage, as they are answered together."""
+    sentences = [sentence(stage, number) for number in range(1, SENTENCES + 1)]
+    return [sentences[first : first + TOGETHER] for first in range(0, SENTENCES, TOGETHER)]
+
+
+def _recorded(text: str, *match: str) -> Recording:
+    return Recording(text=text, match=match, first_token_s=FIRST_TOKEN_S, tokens_per_s=TOKENS_PER_S)
+
+
+def _whole(stage: str) -> str:
+    return "\n\n".join(" ".join(pair) for pair in _pairs(stage))
+
+
+def _chain_recordings() -> Iterator[Recording]:
+    """Of each stage the whole answer, to all sentences of the stage before, and that to each pair of them."""
+    before = ""
+    for stage in STAGES:
+        asked = f"Do the {stage}."
+        said = _pairs(before) if before else []
+        yield _recorded(_whole(stage), asked, *(each for pair in said for each in pair))
+        for pair, reply in zip(said, _pairs(stage), strict=False):
+            yield _recorded(" ".join(reply), asked, *pair)
+        before = stage
+
+
+def _chain_steps(speed: float) -> Iterator[Step]:
+    """A stage begins a pair when it has come and the pair before is answered."""
+    first, *others = STAGES
+    yield answer(first, _recorded(_whole(first), first), speed=speed)
+    before = first
+    for stage in others:
+        for place, (said, reply) in enumerate(zip(_pairs(before), _pairs(stage), strict=True)):
+            came = (first, said[-1]) if before == first else (f"{before}{place}", "")
+            earlier = [(f"{stage}{place - 1}", "")] if place else []
+            recorded = _recorded(" ".join(reply), stage)
+            yield answer(f"{stage}{place}", recorded, speed=speed, after=[came, *earlier])
+        before = stage
+
+
+# -- the financial report ------------------------------------------------------------------------------------------
+
+
+def finance(directory: Path, speed: float) -> Scenario:
+    """The example, with its own recordings. As a barrier the risk section is written in one answer, which the example's
+    recordings lack: it is made of theirs."""
+    example = EXAMPLES / "financial_report"
+    path = directory / "finance.jsonl"
+    lines = (example / "recordings.jsonl").read_bytes()
+    path.write_bytes(lines)
+    extracted = _found(path, f"Extract the figures of the annual report below as JSON{_company(lines)}")
+    risks = [_found(path, _warning(each)) for each in json.loads(extracted.text)["warnings"]]
+    paragraphs = [_found(path, f"Write the next paragraph of the section {risk.text}") for risk in risks]
+    whole = msgspec.structs.replace(
+        paragraphs[0],
+        text="\n\n".join(each.text for each in paragraphs),
+        match=("Write the next paragraph of the section", *(risk.text for risk in risks)),
+    )
+    path.write_bytes(lines + msgspec.json.encode(whole) + b"\n")
+    overview = _found(path, f"Write an overview of what {_company(lines)} does")
+    steps = list(_finance_steps(extracted, overview, risks, paragraphs, speed))
+    return Scenario(_with_model(Workflow.from_file(example / "workflow.yaml"), path), "report", steps)
+
+
+def _company(lines: bytes) -> str:
+    first = msgspec.json.decode(lines.split(b"\n")[0], type=Recording)
+    return str(json.loads(first.text)["company"])
+
+
+def _warning(warning: Mapping[str, str]) -> str:
+    return f"Assess this warning of an annual report {warning['topic']}: {warning['text']}"
+
+
+def _finance_steps(
+    extracted: Recording,
+    overview: Recording,
+    risks: Sequence[Recording],
+    paragraphs: Sequence[Recording],
+    speed: float,
+) -> Iterator[Step]:
+    """The overview follows the year, an assessment its warning, a paragraph its assessment and the paragraph before."""
+    found = json.loads(extracted.text)
+    yield answer("extract", extracted, speed=speed)
+    yield answer("overview", overview, speed=speed, after=[("extract", f'"year": {found["year"]}')])
+    for place, warning in enumerate(found["warnings"]):
+        told = json.dumps(warning["text"], ensure_ascii=False)
+        yield answer(f"risk{place}", risks[place], speed=speed, after=[("extract", told)])
+        earlier = [(f"paragraph{place - 1}", "")] if place else []
+        after = [(f"risk{place}", ""), *earlier]
+        yield answer(f"paragraph{place}", paragraphs[place], speed=speed, after=after)
+
+
+# -- the weekly report ---------------------------------------------------------------------------------------------
+
+AUTHORS = 8
+_MODULES = ("billing", "search", "accounts", "orders", "delivery", "pages", "reports", "mail")
+
+
+def weekly(directory: Path, speed: float, *, commits: int) -> Scenario:
+    """The example, on a repository of eight authors with so many commits each. Its answers are those of the extractive
+    engine, at the pace of a model."""
+    repo = directory / "shop"
+    make_repository(repo, commits=commits)
+    workflow = Workflow.from_file(EXAMPLES / "weekly_report" / "workflow.yaml")
+    inputs = {"repo": str(repo)}
+    run = submit(workflow, inputs)
+    run.result(START_S)
+    names = [brief["name"] for brief in run.node_output("briefs")]
+    texts = dict(zip(names, run.node_output("sections"), strict=True))
+    sections = {name: _recorded(text, f"about what {name} did this week") for name, text in texts.items()}
+    overview = _recorded(run.node_output("overview"), "Sum up the week in at most")
+    path = directory / "weekly.jsonl"
+    _write(path, [*sections.values(), overview])
+    steps = list(_weekly_steps(str(repo), sections, overview, speed))
+    return Scenario(_with_model(workflow, path), "document", steps, inputs)
+
+
+def make_repository(folder: Path, *, commits: int) -> None:
+    """A repository in which each author made so many commits within three days, in files of some hundred lines."""
+    folder.mkdir()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for arguments, given in (
+        (["init", "--quiet", "--initial-branch=main"], ""),
+        (["fast-import", "--quiet"], "".join(_imported(commits))),
+    ):
+        subprocess.run(["git", *arguments], cwd=folder, env=environment, input=given.encode(), check=True)
+
+
+def _imported(commits: int) -> Iterator[str]:
+    """The commits, in the form of `git fast-import`; the authors take turns."""
+    since = datetime.now(UTC).replace(microsecond=0) - timedelta(days=3)
+    pause = timedelta(days=3) / (AUTHORS * commits)
+    for number in range(AUTHORS * commits):
+        author, turn = number % AUTHORS, number // AUTHORS
+        at = f"{int((since + number * pause).timestamp())} +0000"
+        who = f"Author {author + 1} <author{author + 1}@example.org>"
+        message = f"Change step {turn} of {_MODULES[author]}"
+        yield f"commit refs/heads/main\nauthor {who} {at}\ncommitter {who} {at}\n"
+        yield f"data {len(message)}\n{message}\n"
+        for part in range(2):
+            content = _content(_MODULES[author], turn + part)
+            path = f"{_MODULES[author]}/part_{(turn + part) % 10}.py"
+            yield f"M 100644 inline {path}\ndata {len(content)}\n{content}\n"
+
+
+def _content(module: str, turn: int) -> str:
+    return "".join(f"step({line}, {line * turn % 7}, '{module}')\n" for line in range(300))
+
+
+def _weekly_steps(
+    repo: str, sections: Mapping[str, Recording], overview: Recording, speed: float
+) -> Iterator[Step]:
+    """A section follows the reading of that person's changes, the overview that of all; reading is measured here, one
+    after the other, and shared among the cores."""
+    outline_s, works = _reading_lengths(repo)
+    shared_s = max(*works.values(), sum(works.values()) / len(os.sched_getaffinity(0)))
+    yield tool("outline", outline_s)
+    yield tool("whole", shared_s, after=[("outline", "")])
+    yield answer("overview", overview, speed=speed, after=[("whole", "")])
+    for name, recorded in sections.items():
+        yield tool(f"work of {name}", works[name], after=[("outline", "")])
+        yield answer(name, recorded, speed=speed, after=[(f"work of {name}", "")])
+
+
+def _reading_lengths(repo: str) -> tuple[float, dict[str, float]]:
+    """How long reading the outline takes, and the changes of each person."""
+    from weekly_report.history import outline
+    from weekly_report.planning import plan
+    from weekly_report.tickets import tickets
+    from weekly_report.writing import assignments, work
+
+    outline_s, history = _timed(lambda: outline(repo, None))
+    found = tickets(None)
+    works = {}
+    for assignment in assignments(history, found, plan(history, found)):
+        length_s, read = _timed(lambda one=assignment: work(one, repo))
+        works[read["brief"]["name"]] = length_s
+    return outline_s, works
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    begun = time.perf_counter()
+    result = work()
+    return time.perf_counter() - begun, result
