@@ -127,7 +127,7 @@ def test_a_server_killed_in_the_middle_of_streams_costs_nothing(tmp_path: Path) 
     """Workers and client live on."""
     with EmbeddedServer(tmp_path / "home") as server, connect(server.redis_url) as client:
         with Workers(urls_of(server.redis_url), tmp_path) as started:
-            both = two_workers(started, pool="threads", concurrency=4)
+            both = two_workers(started)
             environment = python_environment(**QUICK, MOSAIC_REDIS_URL=server.redis_url)
             command = [sys.executable, "-c", CLIENT]
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as submitter:

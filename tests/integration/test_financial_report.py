@@ -1,0 +1,105 @@
+"""The financial report with real workers and recorded answers: what it says, and what begins before what ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mosaic_tasks import Run, Workflow, submit
+from tests.services import Workers
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "financial_report"
+RECORDINGS = EXAMPLE / "recordings.jsonl"
+MODEL = f"replay:{RECORDINGS}"
+DONE_S = 60
+
+
+@pytest.fixture
+def replaying(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """A worker that answers with the recordings, five times as fast as they were made."""
+    monkeypatch.setenv("MOSAIC_MODEL", MODEL)
+    env = {"MOSAIC_MODEL": MODEL, "MOSAIC_REPLAY_SPEED": "5"}
+    queues = ["mosaic.cpu", "mosaic.api.replay"]
+    workers.start("mosaic_tasks.app", queues, pool="threads", concurrency=8, env=env).wait_ready()
+    return workers
+
+
+def definition() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((EXAMPLE / "workflow.yaml").read_text("utf-8"))
+    return loaded
+
+
+def barrier() -> Workflow:
+    """The same, but every node waits until those that it reads have closed."""
+    data = definition()
+    closed = {"kind": "stream", "stable": True}
+    data["nodes"]["risks"]["edges"] = {"extract": "final"}
+    for node in data["nodes"].values():
+        kinds = node.get("edges", {})
+        node["edges"] = {source: closed if kind == "stream" else "final" for source, kind in kinds.items()}
+    return Workflow.from_data(data)
+
+
+def order(run: Run) -> list[tuple[str, str]]:
+    """What happened, as kind and node."""
+    names = {str(number): each.name for number, each in enumerate(run.plan().nodes)}
+    return [(event.kind, names[call.partition(".")[0]]) for event in run.events() for call in event.calls]
+
+
+def test_the_report_is_written_while_the_annual_report_is_read(replaying: Workers) -> None:
+    run = submit(Workflow.from_data(definition()))
+    with run.stream() as reading:
+        told = "".join(event.value for event in reading if event.kind == "text")
+    report = run.result(DONE_S)
+    assert told == report
+    assert [line for line in report.splitlines() if line.startswith("#")] == [
+        "# Ostrelle Filtration Group plc: the year 2025",
+        "## Overview",
+        "## Ratios",
+        "## Risks",
+        "## Figures",
+    ]
+    happened = order(run)
+    read = happened.index(("done", "extract"))
+    for early in ("ratios", "overview", "risks"):
+        assert happened.index(("done", early)) < read, early
+    for begun in ("risk_paragraph", "figure_section", "report"):
+        assert happened.index(("claimed", begun)) < read, begun
+
+
+def test_it_says_the_same_without_streams(replaying: Workers) -> None:
+    streamed, waited = submit(Workflow.from_data(definition())), submit(barrier())
+    assert streamed.result(DONE_S) == waited.result(DONE_S)
+    happened = order(waited)
+    read = happened.index(("done", "extract"))
+    assert all(happened.index(("claimed", late)) > read for late in ("ratios", "overview", "report"))
+
+
+def test_without_a_model_a_report_is_made_too(workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=8).wait_ready()
+    report = submit(Workflow.from_data(definition())).result(DONE_S)
+    assert report.startswith("# Ostrelle Filtration Group plc: the year 2")
+    assert "| Equity ratio | 41.1% |" in report
+
+
+def test_the_recorded_figures_are_those_of_the_annual_report() -> None:
+    text = (EXAMPLE / "annual_report.md").read_text("utf-8")
+    pages = {
+        int(number): page for number, page in re.findall(r"\[page (\d+)\](.*?)(?=\[page|\Z)", text, re.DOTALL)
+    }
+    answer = json.loads(json.loads(RECORDINGS.read_text("utf-8").splitlines()[0])["text"])
+    for figure in answer["figures"]:
+        written = {f"{figure['value']:,.{digits}f}" for digits in (0, 1, 2)}
+        assert any(number in pages[figure["page"]] for number in written), figure
+    for name in ("revenue", "net_profit", "total_assets", "total_liabilities", "equity"):
+        assert f"{answer[name]:,.1f} million euros" in pages[2], name
+    for warning in answer["warnings"]:
+        for sentence in re.split(r"(?<=\.) (?=[A-Z])", warning["text"]):
+            assert sentence in text, sentence
