@@ -449,6 +449,8 @@ class Drive:
     def _look_at(self, running: Running, now: float) -> None:
         if running.resists(now):
             self._abandon(running)
+        elif running.is_interrupted:
+            running.insist(now)
         elif (work := running.overdue(now)) is not None:
             running.interrupt(timed_out(work.node), now)
         elif min(now - running.since, now - self._looked) > STATUS_EVERY_S:

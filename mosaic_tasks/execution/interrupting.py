@@ -58,11 +58,21 @@ class Interruptible:
             if not self._thread or self.reason is not None:
                 return False
             self.reason = reason
-            if self._is_main():
-                signal.pthread_kill(self._thread, _SIGNAL)
-            else:
-                _set_async_exception(self._thread, Interrupted)
+            self._send()
         return True
+
+    def repeat(self) -> None:
+        """Raises it once more, where it was interrupted already: a `__del__` or a callback may have swallowed it."""
+        with self._lock:
+            if self._thread and self.reason is not None:
+                self._send()
+
+    def _send(self) -> None:
+        if self._is_main():
+            Interruptible._in_main = self
+            signal.pthread_kill(self._thread, _SIGNAL)
+        else:
+            _set_async_exception(self._thread, Interrupted)
 
     def _is_main(self) -> bool:
         return self._thread == threading.main_thread().ident

@@ -11,6 +11,8 @@ from mosaic_tasks.execution.outcomes import Work
 
 GRACE_S = 5.0
 """What resists its interruption for so long costs its process."""
+INSIST_S = 2.5
+"""What was interrupted and still runs after so long is interrupted again."""
 LOOP_GRACE_S = 1.0
 """A coroutine's own timeout acts on its event loop; so much later the loop itself must be stuck."""
 
@@ -30,6 +32,7 @@ class Running:
         self.works, self.context, self.since = list(works), Interruptible(), time.monotonic()
         self._together = together
         self._interrupted_at: float | None = None
+        self._insisted_at = 0.0
         self.reason: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -58,12 +61,18 @@ class Running:
         """Ends what runs. `politely`: coroutines are cancelled on their loop rather than interrupted."""
         if self._interrupted_at is not None:
             return
-        self._interrupted_at, self.reason = now, reason
+        self._interrupted_at, self._insisted_at, self.reason = now, now, reason
         if politely and self._together and self._loop is not None:
             for task in list(self._tasks):
                 self._loop.call_soon_threadsafe(task.cancel)
         else:
             self.context.interrupt(reason)
+
+    def insist(self, now: float) -> None:
+        """Interrupts again what still runs."""
+        if self._interrupted_at is not None and now - self._insisted_at > INSIST_S:
+            self._insisted_at = now
+            self.context.repeat()
 
     @property
     def is_interrupted(self) -> bool:

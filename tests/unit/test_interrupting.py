@@ -79,3 +79,44 @@ def test_nothing_is_left_over_for_the_code_after_the_context() -> None:
             assert context.reason is not None
         other.join()
     assert sum(range(1000)) == 499500
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_what_was_swallowed_is_raised_again(in_main: bool) -> None:
+    context, inside, swallowed, raised = (
+        Interruptible(),
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def work() -> None:
+        try:
+            with context:
+                inside.set()
+                try:
+                    spin()
+                except Interrupted:  # as a `__del__` does
+                    swallowed.set()
+                spin()
+        except Interrupted:
+            raised.set()
+
+    def interrupt() -> None:
+        inside.wait(5)
+        context.interrupt(TimeoutError("too long"))
+        swallowed.wait(5)
+        context.repeat()
+
+    other = threading.Thread(target=interrupt if in_main else work)
+    other.start()
+    work() if in_main else interrupt()
+    other.join()
+    assert raised.is_set()
+
+
+def test_nothing_is_repeated_that_was_not_interrupted() -> None:
+    context = Interruptible()
+    with context:
+        context.repeat()
+        assert context.reason is None
