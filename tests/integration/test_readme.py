@@ -103,6 +103,7 @@ def test_its_commands_work_in_order(project: Path, environment: dict[str, str], 
                 outputs[line] = run(line, project, environment)
     for line in ("mosaic run report.yaml --input day=Monday", "python report.py"):
         assert "Oslo bought for 120 euros." in outputs[line]
+    assert outputs["mosaic stream $(cat flash.txt)"].endswith("3. Bern bought for 95 euros.\n")
     assert (project / "timeline.svg").read_text("utf-8").startswith("<svg")
 
 
