@@ -159,6 +159,8 @@ class EdgeReader:
                 if part.get("type") == "array"
                 else f"{name!r}{path_text(path)} is no list, so it has no items"
             )
+        if producer.tool is not None and facts.spec is None:
+            return None  # tools are not imported here
         if not publishes(producer, facts):
             return f"{name!r} gives its output all at once; make it a generator, or read it when it closed"
         return f"{name!r} streams its whole output; read no part of it" if path else None

@@ -123,7 +123,7 @@ def test_the_report_is_that_of_a_run_without_streams(worker: Workers, repo: Repo
     assert report == waited.result(GATE_S)
     for part in (
         "15 people made 25 commits and 1 merge",
-        "1 commit · 12 co-written",
+        "2 commits · 12 co-written",
         "Author Two also co-wrote 12 commits of others.",
         "Author Most closed A-2 “Read numbers”.",
         "Bots committed too: renovate[bot] (1 commit).",
