@@ -11,11 +11,11 @@ from typing import Any
 
 from celery import Celery
 
+from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
-from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean

@@ -49,14 +49,15 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
         InputError: an input holds what cannot be stored.
     """
     config, ledger = process.settings, process.ledger
+    keep_s = config.max_run_s + config.retention_s
     run_id = new_run_id()
     if key is not None:
-        run_id = ledger.run_for_key(key, run_id, keep_s=config.max_run_s + config.retention_s)
+        run_id = ledger.run_for_key(key, run_id, keep_s=keep_s)
     packed = _pack_inputs(process, run_id, inputs)
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
-    ledger.store_plan(prepared.hash, data, keep_s=config.max_run_s + config.retention_s)
-    ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=config.max_run_s + config.retention_s)
+    ledger.store_plan(prepared.hash, data, keep_s=keep_s)
+    ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,
@@ -68,9 +69,7 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
         max_run_s=config.max_run_s,
     )
     if opened:
-        ledger.list_run(
-            run_id, now_ms=process.now_ms(), keep_s=config.max_run_s + config.retention_s
-        )  # a slow opening may be unlisted
+        ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)  # a slow opening may be unlisted
         process.publish(run_id, prepared, ready_at_once(roots))
     return run_id
 

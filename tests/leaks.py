@@ -133,7 +133,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     A SIGTERM from now on ends the session as Ctrl-C does, so that fixtures stop what they started.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
+    # A shell ignores it for what runs in its background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
     session.config.stash[_files_before] = _changed_files(session.config.rootpath)
 

@@ -170,10 +170,15 @@ def conclude(ended: Run, record: RunRecord, output: Path | None, *, as_json: boo
         _hand_over(value, output, printed=as_json)
     elif as_json:
         raise typer.Exit(ExitCode.CANCELLED if record.status == "cancelled" else ExitCode.FAILED)
-    elif record.status == "cancelled":
-        raise RunCancelled(f"run {ended.id} was cancelled: {record.error or 'no reason given'}")
     else:
-        raise RunFailed(f"run {ended.id} failed: {record.error}; more: mosaic explain {ended.id}")
+        raise bad_end(record)
+
+
+def bad_end(record: RunRecord) -> RunFailed | RunCancelled:
+    """The error that the end of a run stands for which is not done."""
+    if record.status == "cancelled":
+        return RunCancelled(f"run {record.run_id} was cancelled: {record.error or 'no reason given'}")
+    return RunFailed(f"run {record.run_id} failed: {record.error}; more: mosaic explain {record.run_id}")
 
 
 def _head(record: RunRecord) -> dict[str, Any]:

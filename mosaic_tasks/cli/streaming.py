@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mosaic_queues.errors import RunCancelled, RunFailed
 from mosaic_tasks.cli.options import RunArgument, utf8
 from mosaic_tasks.cli.output import print_json_line
+from mosaic_tasks.cli.running import bad_end
 
 if TYPE_CHECKING:
     from mosaic_tasks.client import Run
@@ -76,7 +76,5 @@ def _end_line(last: StreamEvent) -> None:
 def _conclude(run: Run) -> None:
     """Raises what a run came to that ended before its node."""
     record = run.record()
-    if record.status == "failed":
-        raise RunFailed(f"run {run.id} failed: {record.error}; more: mosaic explain {run.id}")
-    if record.status == "cancelled":
-        raise RunCancelled(f"run {run.id} was cancelled: {record.error or 'no reason given'}")
+    if record.status in ("failed", "cancelled"):
+        raise bad_end(record)

@@ -89,7 +89,7 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         target: `module:function` of a tool, the name of a Celery task, empty for an agent.
         queue: the Celery queue that serves it.
         bindings: arguments by name: literals, `Ref`s encoded by `encode_ref`, and lists or dicts of those.
-        deps: numbers of the nodes it waits for, ascending.
+        deps: numbers of the nodes that it reads or comes after, ascending; `edges` tells which it need not wait for.
         for_each: the list to fan out over, or None.
         item_name: the name under which templates see the item of a fan-out call; bindings hold it as a `Ref`.
         when: a sandboxed Jinja expression over input and node names; false skips the node.

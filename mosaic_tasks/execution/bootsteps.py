@@ -12,12 +12,12 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
 from mosaic_queues.heads import oldest_message
-from mosaic_queues.ledger import Group
+from mosaic_queues.ledger import INPUTS_CALL, Group
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_tasks.definition.plan import INPUTS
-from mosaic_tasks.execution.prepared import INPUTS_CALL, CallId
+from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import (
     Process,
     WorkerFacts,
@@ -37,9 +37,8 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         super().__init__(parent, **options)
         self._sweeping: Sweeping | None = None
         if os.getcwd() not in sys.path:
-            sys.path.append(
-                os.getcwd()
-            )  # where people keep their tools; `mosaic worker` finds them there too
+            # where people keep their tools; `mosaic worker` finds them there too
+            sys.path.append(os.getcwd())
         set_worker_facts(facts_of(parent))
 
     def start(self, parent: Any) -> None:
@@ -69,6 +68,7 @@ def facts_of(worker: Any) -> WorkerFacts:
         queues=tuple(worker.app.amqp.queues.consume_from),
         slots=worker.concurrency or 1,
         task_events=bool(worker.task_events),
+        pid=os.getpid(),
     )
 
 

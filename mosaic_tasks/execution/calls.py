@@ -1,6 +1,6 @@
 """Runs one call: reads what it needs, decides whether it runs at all, runs the tool, task, agent or mailbox.
 
-Nothing here touches the ledger but for chunks; the driver records what comes out.
+The driver records what comes out. Only chunks, and what a mailbox commits, are written from here.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import CallLost, ClaimLost, EngineError, PayloadError, ToolError
 from mosaic_queues.ledger import Claim, Usage
+from mosaic_queues.streams import Drain
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import evaluate
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
@@ -25,6 +26,7 @@ from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.listening import Listener
 from mosaic_tasks.execution.mailboxes import Mailboxes
 from mosaic_tasks.execution.outcomes import (
+    Ending,
     Expand,
     Outcome,
     Read,
@@ -52,14 +54,15 @@ class Execution:
 
     # -- before the call ---------------------------------------------------------------------------------------
 
-    def prepare(self, claim: Claim, *, holder: str) -> Outcome | Work:
+    def prepare(self, claim: Claim, *, holder: str, opened: Drain | None = None) -> Outcome | Work:
         """What a call comes to without running anything, or the work to run."""
         call = CallId(claim.call)
         node = self.plan.node(call.node)
         if claim.losses >= self.process.settings.max_losses:
             return failure(node, claim, CallLost(f"the process that ran it died {claim.losses} times"))
         try:
-            return self._prepare(claim, call, node, holder)
+            prepared = self._prepare(claim, call, node, holder)
+            return prepared._replace(opened=opened) if isinstance(prepared, Work) else prepared
         except SkippedError as error:
             return Skip(str(error))
         except RedisError:
@@ -88,7 +91,7 @@ class Execution:
         if node.plan.grows:
             self.inputs.load_list(node)
         results = self.inputs.collect(node)
-        return self._value(results)._replace(**self.endings.of_value(call, results)._asdict())
+        return self._value(results, self.endings.of_value(call, results))
 
     def _skip_reason(self, node: PreparedNode, early: Early) -> str | None:
         if node.plan.when is not None and not evaluate(node.plan.when, self.inputs.names(node, None, early)):
@@ -96,14 +99,16 @@ class Execution:
         skipped = self.inputs.skipped(node)
         return None if skipped is None else f"{self.plan.label(skipped)} was skipped"
 
-    def _value(self, value: Any) -> Value:
-        return Value(self.process.payloads.pack(self.run_id, value), shown(value))
+    def _value(self, value: Any, ending: Ending) -> Value:
+        return Value(self.process.payloads.pack(self.run_id, value), shown(value), ending)
 
     # -- the call ----------------------------------------------------------------------------------------------
 
     def run(self, work: Work) -> Outcome:
         """Runs a tool or task in this thread."""
         try:
+            if work.call.reads:
+                return at_once(self._mailboxes.run(work))
             publication = self._publication(work)
             if work.node.plan.kind == "task":
                 result = self._run_task(work)
@@ -114,8 +119,10 @@ class Execution:
             raise
         except ClaimLost as error:
             return Read(str(error))
-        except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
-            return failure(work.node, work.claim, error)
+        except BaseException as error:
+            if work.call.reads and isinstance(error, RedisError):  # what a fold raises is told as such
+                raise
+            return failure(work.node, work.claim, error)  # whatever a tool raises is its call's failure
         self._end_twin()
         return self._outcome(work, result, publication=publication)
 
@@ -151,7 +158,7 @@ class Execution:
         """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
         try:
             ending = self.endings.of_value(work.call, result, publication)
-            return self._value(result)._replace(usage=usage, **ending._asdict())
+            return self._value(result, ending)._replace(usage=usage)
         except ClaimLost as error:
             return Read(str(error), usage)
         except PayloadError as error:
@@ -227,6 +234,16 @@ class Execution:
         )
         listener.settle(answer.text, answer.value)
         return answer
+
+
+def at_once(coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Runs a coroutine that awaits nothing which waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+    raise RuntimeError(f"{coroutine!r} waits, and no event loop runs it")
 
 
 class _Latest(threading.local):

@@ -8,25 +8,26 @@ first state; what it puts out is compared with what it had put out, and only the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from mosaic_queues.errors import ToolError
 from mosaic_queues.ledger import UNDONE, Claim, Group, Ledger, Mark
-from mosaic_queues.streams import Chunk, Commit, Drain, Grow, Seal, Undo
+from mosaic_queues.streams import Chunk, Commit, Drain, Grow, Seal, Undo, position_of
 from mosaic_tasks.definition.plan import Batch
-from mosaic_tasks.execution.content import ContentKind, UnpackMany, content_of, joined, nothing
+from mosaic_tasks.execution.content import ContentKind, UnpackMany, content_of, contents_of, joined, nothing
 from mosaic_tasks.execution.markers import Marker, MarkerReader
 from mosaic_tasks.execution.publishing import Outlet
 
-ENTRIES_READ = 512
-"""Entries of a stream that one trip reads."""
+STAY_S = 0.04
+"""A mailbox that has worked stays for chunks that follow so soon: twice the time for which they wait for each other."""
 
-
-SourceKind = Literal["text", "item", "sentence"]
-"""How a stream is read: as text, as items, or as the sentences of a text."""
+SourceKind = Literal["text", "item", "sentence", "answers"]
+"""How a stream is read: as text, as items, or as the sentences of a text, perhaps of one that whole answers make."""
 
 
 class Source:
@@ -95,7 +96,7 @@ class Source:
         must know of."""
         self._content = [each for each in self._content if each[1] + len(each[2]) > self.position]
         left = [entry for entry, _, _ in self._content] + ([self.end] if self.end else [])
-        return _before(min(left, key=_entry_key)) if left else self.cursor
+        return _before(min(left, key=position_of)) if left else self.cursor
 
 
 class SentenceSource(Source):
@@ -103,37 +104,50 @@ class SentenceSource(Source):
 
     def available(self) -> int:
         """How many sentences can be consumed now."""
-        return len(self._sentences(self._text()))
+        return len(self._sentences())
 
     def consume(self, most: int) -> Any:
         """The next sentences, at most so many (0: all)."""
-        text = self._text()
-        found = self._sentences(text)
+        found = self._sentences()
         taken = found[:most] if most else found
         is_all = self.end is not None and len(taken) == len(found)
-        self.position += len(text) if is_all else taken[-1].end if taken else 0
+        self.position += len(self._text()) if is_all else taken[-1].end if taken else 0
         return [marker.text for marker in taken]
 
     def _text(self) -> str:
         return "".join(part for _, part in self._contiguous())
 
-    def _sentences(self, text: str) -> list[Marker]:
+    def _sentences(self) -> list[Marker]:
+        """Those that are complete; their places count from the position."""
         reader = MarkerReader()
-        return reader.feed(text) + (reader.close() if self.end is not None else [])
+        return reader.feed(self._text()) + (reader.close() if self.end is not None else [])
+
+
+class AnswerSource(SentenceSource):
+    """The same of a text whose chunks are whole answers: each ends its last sentence."""
+
+    def _sentences(self) -> list[Marker]:
+        found: list[Marker] = []
+        for place, part in self._contiguous():
+            reader, offset = MarkerReader(), place - self.position
+            told = [*reader.feed(part), *reader.close()]
+            found += [each._replace(start=each.start + offset, end=each.end + offset) for each in told]
+        return found
 
 
 def _source(stream: str, kind: SourceKind) -> Source:
-    return SentenceSource(stream, kind="text") if kind == "sentence" else Source(stream, kind=kind)
-
-
-def _entry_key(entry: str) -> tuple[int, int]:
-    ms, _, number = entry.partition("-")
-    return int(ms), int(number)
+    match kind:
+        case "sentence":
+            return SentenceSource(stream, kind="text")
+        case "answers":
+            return AnswerSource(stream, kind="text")
+        case _:
+            return Source(stream, kind=kind)
 
 
 def _before(entry: str) -> str:
     """The largest entry id before this one."""
-    ms, number = _entry_key(entry)
+    ms, number = position_of(entry)
     return f"{ms}-{number - 1}" if number else f"{ms - 1}-{2**64 - 1}"
 
 
@@ -158,12 +172,17 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class Stores(NamedTuple):
-    """How a mailbox reads and writes: the ledger, values as envelopes, and calls into queues."""
+    """How a mailbox reads and writes: the ledger, values as envelopes, calls into queues.
+
+    Attributes:
+        has_room: whether its process can spare a slot.
+    """
 
     ledger: Ledger
     pack: Callable[[Any], bytes]
     unpack: UnpackMany
     publish: Callable[[Sequence[Group]], None]
+    has_room: Callable[[], bool]
 
 
 class Mailbox:
@@ -172,6 +191,7 @@ class Mailbox:
     Args:
         streams: what it reads, by name, with the kind of its content.
         initial: the state before the first batch.
+        on_loop: it runs on an event loop, which must not be blocked.
     """
 
     def __init__(
@@ -184,15 +204,21 @@ class Mailbox:
         streams: Mapping[str, SourceKind],
         batch: Batch,
         initial: Any = None,
+        on_loop: bool = False,
     ) -> None:
         self._run_id, self._claim, self._holder, self._stores = run_id, claim, holder, stores
         self._batch, self._initial, self._kinds = batch, initial, dict(streams)
         self._sources = {stream: _source(stream, kind) for stream, kind in streams.items()}
         self._kept = _Kept(initial)
+        self._on_loop, self._stays = on_loop, False
 
-    async def run(self) -> bool:
-        """Works until everything is read; False: it waits for more chunks now, and holds its call no more."""
-        self._open(self._consume(None))
+    async def run(self, opened: Drain | None) -> bool:
+        """Works until everything is read; False: it waits for more chunks now, and holds its call no more.
+
+        Args:
+            opened: what came with the claim.
+        """
+        self._open(opened or self._consume(None))
         while not self._kept.finished:
             if any(source.cut_to is not None for source in self._sources.values()):
                 self._roll_back()
@@ -201,7 +227,7 @@ class Mailbox:
                     return False
             elif self._has_ended():
                 self._finish()
-            elif not self._read():
+            elif not (await self._more_comes() or self._read()):
                 return False
         return True
 
@@ -227,7 +253,6 @@ class Mailbox:
             self._claim,
             holder=self._holder,
             sources=list(self._sources),
-            limit=ENTRIES_READ,
             need=need,
             commit=commit,
         )
@@ -250,17 +275,10 @@ class Mailbox:
         return sum(map(len, drain.chunks.values()))
 
     def _contents(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """The content of each chunk, by its entry. An item without data is the output of its call, unless that was
-        undone."""
-        held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
-        named = [chunk.call for chunk in held if not chunk.data]
-        outputs = dict(zip(named, self._stores.ledger.outputs(self._run_id, named), strict=True))
-        found = [(chunk, envelope) for chunk in held if (envelope := chunk.data or outputs[chunk.call])]
-        values = self._stores.unpack([envelope for _, envelope in found])
-        return {
-            chunk.id: value if chunk.data else [value]
-            for (chunk, _), value in zip(found, values, strict=True)
-        }
+        def outputs(calls: Sequence[str]) -> Sequence[bytes | None]:
+            return self._stores.ledger.outputs(self._run_id, calls)
+
+        return contents_of(chunks, outputs, self._stores.unpack)
 
     def _read(self) -> bool:
         """Reads on behind what is taken in. False: nothing was there, it went idle."""
@@ -282,15 +300,28 @@ class Mailbox:
         """Waits for more, up to the batch's longest wait. False: it waits without holding its call."""
         if not self._batch.max_wait_s:
             return False
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._batch.max_wait_s
-        while not self._is_enough() and (left := until - clock()) > 0:
-            cursors = {stream: source.cursor for stream, source in self._sources.items()}
-            wait = self._stores.ledger.await_chunks
-            found = await asyncio.to_thread(wait, self._run_id, cursors, block_ms=max(1, int(left * 1000)))
-            for stream, chunks in found.items():
-                self._sources[stream].take_in(chunks, self._contents(chunks))
+        until = time.monotonic() + self._batch.max_wait_s
+        while not self._is_enough() and (left := until - time.monotonic()) > 0:
+            await self._await_chunks(left)
         return True
+
+    async def _more_comes(self) -> bool:
+        """Whether chunks come while it stays for a moment, which spares what waking it costs.
+
+        It stays only after it has worked, and where its process has room.
+        """
+        return self._stays and self._stores.has_room() and await self._await_chunks(STAY_S)
+
+    async def _await_chunks(self, time_s: float) -> bool:
+        """Waits for chunks, at most so long. True: there are some."""
+        cursors = {stream: source.cursor for stream, source in self._sources.items()}
+        wait = partial(
+            self._stores.ledger.await_chunks, self._run_id, cursors, block_ms=max(1, int(time_s * 1000))
+        )
+        found = await asyncio.to_thread(wait) if self._on_loop else wait()
+        for stream, chunks in found.items():
+            self._sources[stream].take_in(chunks, self._contents(chunks))
+        return bool(found)
 
     # -- committing ----------------------------------------------------------------------------------------------
 
@@ -302,7 +333,8 @@ class Mailbox:
 
     def _commit_and_read(self, commit: Commit) -> bool:
         """Commits, and reads on; goes idle where nothing more is there. False: it did."""
-        waits = not (self._available() or self._has_ended())
+        self._stays = self._batch.min_items == 1
+        waits = not ((self._stays and self._stores.has_room()) or self._available() or self._has_ended())
         drain = self._consume(commit, need=self._batch.min_items if waits else None)
         self._take_in(drain)
         return drain.outcome != "idle"

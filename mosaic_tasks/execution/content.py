@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from mosaic_queues.streams import Chunk
 
 ContentKind = Literal["text", "item"]
 UnpackMany = Callable[[Sequence[bytes]], list[Any]]
+Outputs = Callable[[Sequence[str]], Sequence[bytes | None]]
+"""Gives the envelopes of finished calls."""
 
 
 def joined(pieces: Sequence[Any], kind: ContentKind) -> Any:
@@ -30,6 +32,19 @@ def cut(pieces: Sequence[Any], most: int) -> list[Any]:
         kept.append(piece[:most])
         most -= len(piece)
     return kept
+
+
+def contents_of(chunks: Iterable[Chunk], outputs: Outputs, unpack: UnpackMany) -> dict[str, Any]:
+    """The content of each chunk, by its entry. An item without data is the output of its call, and gone when it was
+    taken back since."""
+    held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
+    named = iter(outputs([chunk.call for chunk in held if not chunk.data]))
+    found = [(chunk, chunk.data or next(named)) for chunk in held]
+    kept = [(chunk, envelope) for chunk, envelope in found if envelope is not None]
+    values = unpack([envelope for _, envelope in kept])
+    return {
+        chunk.id: value if chunk.data else [value] for (chunk, _), value in zip(kept, values, strict=True)
+    }
 
 
 def content_of(chunks: Sequence[Chunk], unpack: UnpackMany, kind: ContentKind) -> Any:

@@ -20,13 +20,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mosaic_queues.errors import RunCancelled, UnknownRun
+from mosaic_queues.errors import ClaimLost, RunCancelled, UnknownRun
 from mosaic_queues.ledger import EPOCH, Advance, Claim, Done, DoneKind, Group, JoinStep, Usage
+from mosaic_queues.streams import Drain
+from mosaic_tasks.definition.plan import NodePlan
 from mosaic_tasks.execution.calls import execution_of
-from mosaic_tasks.execution.endings import Ending
 from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.loop import forget_loop, run_on_loop
 from mosaic_tasks.execution.outcomes import (
+    Ending,
     Expand,
     Failure,
     Outcome,
@@ -38,7 +40,7 @@ from mosaic_tasks.execution.outcomes import (
     retry_pause,
     timed_out,
 )
-from mosaic_tasks.execution.prepared import CLOSE, CallId
+from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import Running
 from mosaic_tasks.execution.sharing import TOGETHER, calls_to_keep, claim_size
@@ -49,8 +51,6 @@ log = structlog.get_logger(__name__)
 COMMIT_S = 0.005
 """Results wait for each other so long before they are recorded."""
 CLAIM_MOST = 64
-
-
 STATUS_EVERY_S = 1.0
 """A long call looks so often whether its run still wants it."""
 STUCK_EXIT = 75
@@ -103,6 +103,7 @@ class Drive:
         self._given = deque(calls)
         self._claimed: deque[Claim] = deque()
         self._finished = Finished()
+        self._opened: dict[str, Drain] = {}
         self._continued = 0
         self._lock = threading.Lock()
 
@@ -151,7 +152,8 @@ class Drive:
         self.execution.inputs.fetch(held)
         together: list[Work] = []
         while (claim := self._next_claim()) is not None:
-            prepared = self.execution.prepare(claim, holder=self._claimant)
+            opened = self._opened.pop(claim.call, None)
+            prepared = self.execution.prepare(claim, holder=self._claimant, opened=opened)
             self._report_start(claim)
             if not isinstance(prepared, Work):
                 self._settle(claim, prepared, 0.0)
@@ -224,14 +226,12 @@ class Drive:
     def _settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
         """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
         match outcome:
-            case Value(envelope, shown, usage, marks, fields):
-                self._finish(
-                    claim, envelope, skipped=False, usage=usage, ending=Ending(list(marks), list(fields))
-                )
+            case Value(envelope, shown, ending, usage):
+                self._finish(claim, envelope, skipped=False, usage=usage, ending=ending)
                 self.process.lengths.add(self.plan.length_key(claim.call), length_s)
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, shown)
             case Skip(reason):
-                self._skip(claim, reason)
+                self._skip(claim, reason, self.execution.endings.of_skip(CallId(claim.call), reason))
                 self.process.reporter.succeeded(self.run_id, claim.call, length_s, f"skipped: {reason}")
             case Expand(size):
                 self._expand(claim, size)
@@ -244,8 +244,7 @@ class Drive:
             case Failure():
                 self._fail(claim, outcome)
 
-    def _skip(self, claim: Claim, reason: str) -> None:
-        ending = self.execution.endings.of_skip(CallId(claim.call), reason)
+    def _skip(self, claim: Claim, reason: str, ending: Ending) -> None:
         self._finish(claim, self.process.payloads.skipped(reason), skipped=True, ending=ending)
 
     def _finish(
@@ -274,7 +273,7 @@ class Drive:
         number = CallId(claim.call).node
         queue = self.plan.plan.nodes[number].queue
         calls = [f"{number}.{item}" for item in range(size)]
-        close = (queue, [f"{number}.{CLOSE}"])
+        close = self.plan.close_of(number)
         keep = self._keep(calls or close[1])
 
         def expand(keep: int) -> Advance:
@@ -319,16 +318,30 @@ class Drive:
             error=outcome.error,
             retry_s=pause,
         )
-        if pause is None and node.plan.on_failure == "skip":
-            self.execution.endings.replaced(claim, holder=self._claimant, value=None)
-            self._skip(claim, outcome.error)
-        elif pause is None and node.plan.on_failure == "default":
-            envelope = self.process.payloads.pack(self.run_id, node.plan.default)
-            ending = self.execution.endings.replaced(claim, holder=self._claimant, value=node.plan.default)
-            self._finish(claim, envelope, skipped=False, ending=ending)
+        if pause is None and node.plan.on_failure != "fail":
+            self._end_in_spite(claim, node.plan, outcome.error)
         else:
             self.process.ledger.fail(
                 self.run_id, claim, holder=self._claimant, error=outcome.error, retry_s=pause
+            )
+
+    def _end_in_spite(self, claim: Claim, node: NodePlan, error: str) -> None:
+        """The declared way out of a failure: skipped, or with its default. Where the claim is lost, another attempt
+        decides."""
+        endings, holder = self.execution.endings, self._claimant
+        try:
+            if node.on_failure == "skip":
+                self._skip(claim, error, endings.taken_back(claim, error, holder=holder))
+            else:
+                envelope = self.process.payloads.pack(self.run_id, node.default)
+                ending = endings.replaced(claim, node.default, holder=holder)
+                self._finish(claim, envelope, skipped=False, ending=ending)
+        except ClaimLost as lost:
+            log.info(
+                "drive.stale",
+                what="results refused, their claims were lost",
+                run=self.run_id,
+                error=str(lost),
             )
 
     def _advance(self) -> None:
@@ -369,6 +382,9 @@ class Drive:
             usages=finished.usages,
             claim=wanted,
             read=self.execution.inputs.absent(wanted),
+            open_={
+                call: list(self.plan.node(CallId(call).node).streams) for call in wanted if CallId(call).reads
+            },
             keep=keep,
             serves=self.process.serves,
         )
@@ -395,6 +411,7 @@ class Drive:
             self.execution = execution_of(self.process, self.run_id, self.plan, epoch=epoch)
         for call, envelope in answer.outputs.items():
             self.process.remember_value(self.run_id, self.execution.epoch, call, envelope)
+        self._opened.update(answer.opened)
         self.process.publish(self.run_id, self.plan, answer.ready)
         with self._lock:
             self._claimed.extend(answer.claimed)
@@ -407,7 +424,7 @@ class Drive:
         number = CallId(self._given[0]).node
         most = (
             TOGETHER
-            if self.plan.node(number).is_async or CallId(self._given[0]).reads
+            if self.plan.node(number).is_async
             else claim_size(length, window_s=COMMIT_S, most=CLAIM_MOST)
         )
         return [self._given.popleft() for _ in range(min(most, len(self._given)))]
@@ -512,7 +529,7 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     if not work.load():
         return
     try:
-        with watching(work):
+        with process.driving(), watching(work):
             work.run()
     except RedisError as error:
         log.error("drive.lost", what="the server was lost, calls go back", run=run_id, error=str(error))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from mosaic_queues.errors import BindingError
 from mosaic_queues.ledger import Claim, Field, Mark
 from mosaic_tasks.definition.plan import Path, Ref
 from mosaic_tasks.definition.references import read
+from mosaic_tasks.execution.outcomes import Ending
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.publishing import Publication
-
-
-class Ending(NamedTuple):
-    """What the transition that records a call carries for its readers."""
-
-    marks: list[Mark]
-    fields: list[Field]
 
 
 class Endings:
@@ -29,44 +23,59 @@ class Endings:
     def of_value(self, call: CallId, value: Any, publication: Publication | None = None) -> Ending:
         """What a call that ends with a value tells those who read along: marks of its streams, and parts of its
         output."""
-        number = call.node
-        if call.item is not None:
-            readers = self._plan.readers(str(number))
-            return Ending([Mark(str(number), "item", call.item, 1, readers)] if readers else [], [])
+        parts = self._parts(call, value)
         if publication is not None:
-            parts = self._parts(number, value)
-            return Ending(publication.finish(), publication.open_parts(parts))
-        size = len(value) if isinstance(value, (list, str)) else 0
-        streams = [stream_name(number, path) for path in self._plan.ended_paths(number)]
-        marks = [Mark(stream, "end", size, 0, self._plan.readers(stream)) for stream in streams]
-        return Ending(marks, self._parts(number, value))
+            return self._published(publication, parts)
+        return Ending(self._marks(call, value), parts)
 
     def of_skip(self, call: CallId, reason: str) -> Ending:
         """The same of a call that is skipped."""
-        marks, _ = self.of_value(call, None)
-        envelope = self._process.payloads.skipped(reason)
-        return Ending(
-            marks, [self._part(call.node, path, envelope) for path in self._plan.announced(call.node)]
-        )
+        return Ending(self._marks(call, None), self._skipped_parts(call, reason))
 
-    def replaced(self, claim: Claim, *, holder: str, value: Any) -> Ending:
+    def replaced(self, claim: Claim, value: Any, *, holder: str) -> Ending:
         """The same of a call that failed after it may have published: what it said is taken back for `value`."""
-        call, node = CallId(claim.call), self._plan.node(CallId(claim.call).node)
-        if not node.plan.publishes or call.item is not None:
-            return self.of_value(call, value)
-        publication = Publication(self._process, self._run_id, self._plan, claim, holder=holder, resumes=True)
-        if node.plan.publishes == "item" and isinstance(value, list):
-            publication.items(value)
-        elif node.plan.publishes == "text" and isinstance(value, str):
-            publication.text(value)
-        return Ending(publication.finish(), publication.open_parts(self._parts(call.node, value)))
+        call = CallId(claim.call)
+        return self._instead(claim, value, self._parts(call, value), holder=holder)
 
-    def _parts(self, number: int, value: Any) -> list[Field]:
-        """The parts of an output that calls wait for."""
-        return [
-            self._part(number, path, self._part_envelope(number, path, value))
-            for path in self._plan.announced(number)
-        ]
+    def taken_back(self, claim: Claim, reason: str, *, holder: str) -> Ending:
+        """The same of a call that is skipped since it failed: what it may have said is taken back."""
+        call = CallId(claim.call)
+        return self._instead(claim, None, self._skipped_parts(call, reason), holder=holder)
+
+    def _instead(self, claim: Claim, value: Any, parts: list[Field], *, holder: str) -> Ending:
+        call = CallId(claim.call)
+        publishes = self._plan.node(call.node).plan.publishes
+        if not publishes or call.item is not None:
+            return Ending(self._marks(call, value), parts)
+        publication = Publication(self._process, self._run_id, self._plan, claim, holder=holder, resumes=True)
+        if publishes == "item" and isinstance(value, list):
+            publication.items(value)
+        elif publishes == "text" and isinstance(value, str):
+            publication.text(value)
+        return self._published(publication, parts)
+
+    def _published(self, publication: Publication, parts: list[Field]) -> Ending:
+        """The ending of a call that published: only what was not announced is left."""
+        return Ending(publication.finish(), publication.open_parts(parts))
+
+    def _marks(self, call: CallId, value: Any) -> list[Mark]:
+        """The ends of the streams of a call that published nothing; of an item, its place in its node's stream."""
+        number = call.node
+        if call.item is not None:
+            readers = self._plan.readers(str(number))
+            return [Mark(str(number), "item", call.item, 1, readers)] if readers else []
+        size = len(value) if isinstance(value, (list, str)) else 0
+        streams = [stream_name(number, path) for path in self._plan.ended_paths(number)]
+        return [Mark(stream, "end", size, 0, self._plan.readers(stream)) for stream in streams]
+
+    def _parts(self, call: CallId, value: Any) -> list[Field]:
+        """The parts of an output that calls wait for; an item has none."""
+        paths = self._plan.announced(call.node) if call.item is None else ()
+        return [self._part(call.node, path, self._part_envelope(call.node, path, value)) for path in paths]
+
+    def _skipped_parts(self, call: CallId, reason: str) -> list[Field]:
+        envelope = self._process.payloads.skipped(reason)
+        return [self._part(call.node, path, envelope) for path in self._plan.announced(call.node)]
 
     def _part_envelope(self, number: int, path: Path, value: Any) -> bytes:
         payloads = self._process.payloads

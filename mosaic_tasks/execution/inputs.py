@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from mosaic_queues.errors import BindingError, ToolError
+from mosaic_queues.ledger import INPUTS_CALL
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Path, Ref
 from mosaic_tasks.definition.references import read
-from mosaic_tasks.execution.prepared import INPUTS_CALL, CallId, PreparedNode, PreparedPlan, stream_name
+from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 
 VALUES_KEPT = 4096
@@ -67,22 +68,30 @@ class Inputs:
         missing = [source for source in sources if source not in self._decoded]
         if not missing:
             return
-        calls = [output_call(source) for source in missing]
+        values = self._unpacked(self._envelopes([output_call(source) for source in missing]))
+        self._decoded.update(zip(missing, values, strict=True))
+
+    def _envelopes(self, calls: Sequence[str]) -> list[bytes]:
+        """The outputs of closed producers, at hand from now on."""
         at_hand = [self._at_hand(call) for call in calls]
         absent = [call for call, envelope in zip(calls, at_hand, strict=True) if envelope is None]
         fetched = iter(self._process.ledger.outputs(self._run_id, absent))
-        envelopes = [next(fetched) if envelope is None else envelope for envelope in at_hand]
-        payloads = self._process.payloads
         present: list[bytes] = []
-        for call, envelope in zip(calls, envelopes, strict=True):
+        for call, known in zip(calls, at_hand, strict=True):
+            envelope = next(fetched) if known is None else known
             if envelope is None:
                 raise ToolError(f"the output of call {call!r} is gone: the run is over or past its retention")
             self._process.remember_value(self._run_id, self._epoch, call, envelope)
             present.append(envelope)
-        wanted = [e for e in present if payloads.is_skipped(e) is None]
+        return present
+
+    def _unpacked(self, envelopes: Sequence[bytes]) -> list[Any]:
+        """Their values, in one round trip; `_SKIPPED` for those that were skipped."""
+        payloads = self._process.payloads
+        skipped = [payloads.is_skipped(envelope) is not None for envelope in envelopes]
+        wanted = [envelope for envelope, skip in zip(envelopes, skipped, strict=True) if not skip]
         values = iter(payloads.unpack_many(self._run_id, wanted))
-        for source, envelope in zip(missing, present, strict=True):
-            self._decoded[source] = _SKIPPED if payloads.is_skipped(envelope) is not None else next(values)
+        return [_SKIPPED if skip else next(values) for skip in skipped]
 
     def _source(self, source: int, item: Any, early: Early) -> Any:
         if source == ITEM:
@@ -95,6 +104,7 @@ class Inputs:
         return None if value is None else read(ref, value, self._plan.label)
 
     def names(self, node: PreparedNode, item: Any, early: Early) -> Mapping[str, Any]:
+        """What the node's condition and templates see, without its arguments."""
         return {name: self._read(ref, item, early) for name, ref in node.plan.names.items()}
 
     def items(self, node: PreparedNode) -> Sequence[Any]:
@@ -115,11 +125,7 @@ class Inputs:
         """The results of all items in order; None for one that was skipped."""
         calls = [f"{node.number}.{item}" for item in range(len(self.items(node)))]
         envelopes = [envelope or b"" for envelope in self._process.ledger.outputs(self._run_id, calls)]
-        payloads = self._process.payloads
-        skipped = [payloads.is_skipped(envelope) is not None for envelope in envelopes]
-        wanted = [e for e, skip in zip(envelopes, skipped, strict=True) if not skip]
-        values = iter(payloads.unpack_many(self._run_id, wanted))
-        return [None if skip else next(values) for skip in skipped]
+        return [None if value is _SKIPPED else value for value in self._unpacked(envelopes)]
 
     def load_list(self, node: PreparedNode) -> None:
         """Fetches the list of a fan-out that grew, when its producer has closed.
@@ -200,8 +206,5 @@ def put_in(around: Any, path: Path, value: Any) -> Any:
     return placed
 
 
-class _Marker:
-    """A value that no tool can return."""
-
-
-_SKIPPED = _Marker()
+_SKIPPED = object()
+"""Stands for the output of a producer that was skipped: a value that no tool can return."""

@@ -14,10 +14,20 @@ from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.agents import run_agent
-from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Stores
+from mosaic_tasks.execution.consuming import Applied, Folding, Growing, SourceKind, Stores
 from mosaic_tasks.execution.content import ContentKind
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
-from mosaic_tasks.execution.outcomes import Outcome, Read, Skip, Value, Work, shown, total_usage, usage_of
+from mosaic_tasks.execution.outcomes import (
+    Ending,
+    Outcome,
+    Read,
+    Skip,
+    Value,
+    Work,
+    shown,
+    total_usage,
+    usage_of,
+)
 from mosaic_tasks.execution.prepared import PreparedNode, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 
@@ -36,13 +46,25 @@ class Mailboxes:
             pack=lambda value: payloads.pack(run_id, value),
             unpack=lambda envelopes: payloads.unpack_many(run_id, envelopes),
             publish=lambda groups: self._process.publish(run_id, self._plan, groups),
+            has_room=self._process.has_room,
         )
-        by = {edge.source: edge.by for edge in work.node.plan.edges}
-        kinds = {
-            stream: by[source] or self._kind(source, path)
-            for stream, (source, path) in work.node.streams.items()
+        return {
+            "holder": work.holder,
+            "stores": stores,
+            "streams": self._kinds(work.node),
+            "batch": work.node.plan.batch,
+            "on_loop": work.is_async,
         }
-        return {"holder": work.holder, "stores": stores, "streams": kinds, "batch": work.node.plan.batch}
+
+    def _kinds(self, node: PreparedNode) -> dict[str, SourceKind]:
+        """How each stream of a node is read."""
+        by = {edge.source: edge.by for edge in node.plan.edges}
+        kinds: dict[str, SourceKind] = {}
+        for stream, (source, path) in node.streams.items():
+            kinds[stream] = self._kind(source, path)
+            if by[source] == "sentence":
+                kinds[stream] = "answers" if self._plan.plan.nodes[source].is_mailbox else "sentence"
+        return kinds
 
     def _kind(self, source: int, path: Path) -> ContentKind:
         """What the chunks of a stream hold."""
@@ -98,17 +120,17 @@ class Mailboxes:
     async def run(self, work: Work) -> Outcome:
         """A session of a mailbox."""
         if work.node.plan.grows:
-            await self._growing(work).run()
+            await self._growing(work).run(work.opened)
             return Read("its list is read")
         folding, usages = self._folding(work)
-        if not await folding.run():
+        if not await folding.run(work.opened):
             return Read("what came is read", total_usage(usages))
         if (skipped := self._skipped_source(work.node)) is not None:
             return Skip(f"{self._plan.label(skipped)} was skipped")
         fold = None if work.node.plan.agent is not None else work.node.tool.fold
         result = folding.state if fold is not None and fold.output == "state" else folding.whole()
         envelope = self._process.payloads.pack(self._run_id, result)
-        return Value(envelope, shown(result), total_usage(usages), folding.marks())
+        return Value(envelope, shown(result), Ending(folding.marks()), total_usage(usages))
 
     def _skipped_source(self, node: PreparedNode) -> int | None:
         """A producer whose stream the node read and that was skipped."""

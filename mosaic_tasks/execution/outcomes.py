@@ -7,12 +7,14 @@ import os
 import random
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from mosaic_queues.errors import CallError, CallTimeout, MosaicError, PayloadError
 from mosaic_queues.ledger import Claim, Field, Mark, Usage
+from mosaic_queues.streams import Drain
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
 
 
@@ -22,6 +24,7 @@ class Work(NamedTuple):
     Attributes:
         early: by producer that has not closed, what the call may read of it.
         holder: in whose name it is claimed.
+        opened: what a mailbox reads first, where that came with its claim.
     """
 
     claim: Claim
@@ -31,26 +34,33 @@ class Work(NamedTuple):
     names: Mapping[str, Any]
     early: Mapping[int, Any]
     holder: str
+    opened: Drain | None = None
 
     @property
     def is_async(self) -> bool:
         """Whether it runs on the event loop, together with others."""
-        return self.call.reads or self.node.is_async
+        return self.node.is_async
+
+
+class Ending(NamedTuple):
+    """What the transition that records a call carries for its readers.
+
+    Attributes:
+        marks: for those who read its streams.
+        fields: the parts of its output that calls wait for.
+    """
+
+    marks: Sequence[Mark] = ()
+    fields: Sequence[Field] = ()
 
 
 class Value(NamedTuple):
-    """A call ended with a value, as an envelope; `shown` is its beginning, for people; an agent's `usage`.
-
-    Attributes:
-        marks: what it tells those who read its streams.
-        fields: the parts of it that calls wait for.
-    """
+    """A call ended with a value, as an envelope; `shown` is its beginning, for people; an agent's `usage`."""
 
     envelope: bytes
     shown: str
+    ending: Ending
     usage: Usage | None = None
-    marks: Sequence[Mark] = ()
-    fields: Sequence[Field] = ()
 
 
 class Skip(NamedTuple):
@@ -74,7 +84,8 @@ class Failure(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A mailbox read what there was: it waits for more, or every item of its fan-out has its call."""
+    """Nothing is to be recorded of the call: a mailbox read what there was and waits for more, or made a call of each
+    item, or the claim was lost."""
 
     shown: str
     usage: Usage | None = None
@@ -84,6 +95,7 @@ Outcome = Value | Skip | Expand | Failure | Read
 
 
 def usage_of(work: Work, model: str, used: Any) -> Usage:
+    """What the ledger notes of the tokens and the price that an engine told."""
     return Usage(work.claim.call, str(model), used.input_tokens, used.output_tokens, used.cost_usd)
 
 
@@ -125,7 +137,8 @@ def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
     return Failure(f"{where}: {_told(error)}", _is_retryable(error))
 
 
-_OURS = os.path.dirname(__file__) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
+"""Frames of this package say nothing about a tool."""
 
 
 def _told(error: BaseException) -> str:
@@ -146,6 +159,7 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 def shown(value: Any) -> str:
+    """The beginning of a value, for people."""
     return (
         repr(value)
         if isinstance(value, (int, float, bool, type(None)))

@@ -13,12 +13,8 @@ from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
 from mosaic_tasks.execution.sharing import Lengths
 
-INPUTS_CALL = "in"
-"""Under this name the outputs hold the inputs of the run."""
 CLOSE = "c"
 MAILBOX = "m"
-
-
 _CALL = re.compile(r"[0-9]{1,9}(\.([0-9]{1,9}|[cm]))?")
 
 
@@ -210,4 +206,4 @@ class PreparedPlan:
         return lengths.get(self.length_key(call))
 
 
-__all__ = ["CLOSE", "INPUTS_CALL", "MAILBOX", "CallId", "PreparedNode", "PreparedPlan", "stream_name"]
+__all__ = ["CLOSE", "MAILBOX", "CallId", "PreparedNode", "PreparedPlan", "stream_name"]

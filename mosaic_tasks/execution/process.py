@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -18,14 +18,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from mosaic_queues.connection import connect
+from mosaic_queues.connection import connect, server_ms
 from mosaic_queues.following import close_hub
 from mosaic_queues.ledger import Claim, Group, Ledger, Redo
 from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
-from mosaic_queues.sweeper import server_ms
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.execution.loop import close_loop
@@ -44,6 +43,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] = ()
     slots: int = 0
     task_events: bool = False
+    pid: int = 0
 
 
 class Process:
@@ -70,6 +70,7 @@ class Process:
         self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
         self._plan_hashes: OrderedDict[str, str] = OrderedDict()
         self._slots: dict[str, int] = {}
+        self._drives = 0
         self._parts = itertools.count()
         self._leaving: set[tuple[str, str]] = set()
         self.pid = os.getpid()
@@ -159,6 +160,21 @@ class Process:
                 slots[queue] = slots.get(queue, 0) + process.slots
         self._slots = slots
 
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Counts the drives that are at work."""
+        with self._lock:
+            self._drives += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._drives -= 1
+
+    def has_room(self) -> bool:
+        """Whether half of this process's slots are free. A forked child has one slot, and knows of no other."""
+        return self.pid == self.facts.pid and 2 * self._drives <= self.facts.slots
+
     def slots(self, queue: str) -> int:
         """How many messages of a queue run at once, over all live workers; 1 when not known."""
         return self._slots.get(queue, 1)
@@ -188,9 +204,7 @@ class Process:
         self.ledger.prolong_plans([plan.hash], keep_s=keep_s)
         self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)
         ready = self.ledger.redo(run_id, again, holder=holder, keep_s=keep_s, claim=claim, fields=fields)
-        self.ledger.list_run(
-            run_id, now_ms=self.now_ms(), keep_s=keep_s
-        )  # it may have been unlisted meanwhile
+        self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)  # may have been unlisted meanwhile
         self.publish(run_id, plan, ready)
 
     def _batch_size(self, plan: PreparedPlan) -> BatchSize:

@@ -335,8 +335,23 @@ class Publication:
         payloads = self._process.payloads
         outside = self._server_bytes > self._process.settings.stream_bytes
         envelope = payloads.pack(self._run_id, content, outside=outside)
-        self._server_bytes += payloads.bytes_in_server(envelope)
+        self._server_bytes += payloads.stored_bytes(envelope)
         return envelope
+
+    def _unpack(self, envelopes: Sequence[bytes]) -> list[Any]:
+        return self._process.payloads.unpack_many(self._run_id, envelopes)
+
+    def finish(self) -> list[Mark]:
+        """The call ended well: publishes the rest, and returns the marks that end its streams with the call."""
+        kind: ContentKind = "text" if self._plan.plan.nodes[self._number].publishes == "text" else "item"
+        for path in self._plan.ended_paths(self._number):
+            self.outlet(path, "item" if path else kind)
+        with self._lock:
+            for outlet in self._outlets.values():
+                outlet.end()
+        self.flush()
+        self._check()
+        return [Mark(each.stream, "end", each.position, 0, each.readers) for each in self._outlets.values()]
 
     # -- readers that are slower -----------------------------------------------------------------------------------
 
@@ -361,21 +376,6 @@ class Publication:
                 after = ledger.await_reading(run_id, streams, after=after, block_ms=LAG_LOOK_MS)
         except RedisError as error:
             log.warning("publication.lag", what="readers cannot be seen, the call goes on", error=str(error))
-
-    def _unpack(self, envelopes: Sequence[bytes]) -> list[Any]:
-        return self._process.payloads.unpack_many(self._run_id, envelopes)
-
-    def finish(self) -> list[Mark]:
-        """The call ended well: publishes the rest, and returns the marks that end its streams with the call."""
-        kind: ContentKind = "text" if self._plan.plan.nodes[self._number].publishes == "text" else "item"
-        for path in self._plan.ended_paths(self._number):
-            self.outlet(path, "item" if path else kind)
-        with self._lock:
-            for outlet in self._outlets.values():
-                outlet.end()
-        self.flush()
-        self._check()
-        return [Mark(each.stream, "end", each.position, 0, each.readers) for each in self._outlets.values()]
 
 
 class Publisher:

@@ -82,7 +82,6 @@ class FieldReader:
         self.refused: dict[Path, str] = {}
         self.chars_read = 0
         self._root = _watches(paths, elements, schema or ANY)
-        self._pieces: list[str] = []
         self._ready: list[Ready] = []
         self._document: _Document | None = None
         self._over = False
@@ -91,15 +90,8 @@ class FieldReader:
         self._held: list[str] = []  # the document so far, kept while it may have to be read again
         self._read_twice = 0
 
-    @property
-    def text(self) -> str:
-        """All text so far."""
-        self._pieces = ["".join(self._pieces)]
-        return self._pieces[0]
-
     def feed(self, text: str) -> list[Ready]:
         """Reads on; returns what is complete now, each field once, in the order of completion."""
-        self._pieces.append(text)
         place = 0
         while place < len(text) and not self._over:
             if self._document is None:

@@ -223,9 +223,8 @@ class Progress:
 
     def _expanded(self, node: _Node, call: str, event: Event) -> None:
         total = int(event.detail)
-        node.grows = (
-            node.grows and total != node.calls
-        )  # an expansion that adds nothing tells that the list is complete
+        # An expansion that adds nothing tells that the list is complete.
+        node.grows = node.grows and total != node.calls
         if not node.grows:
             node.move(call, None)
         if total < node.calls:

@@ -19,11 +19,12 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, read_events
-from mosaic_queues.following import Following, Found, position_of
+from mosaic_queues.following import Following, Found
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
-from mosaic_queues.streams import Chunk, chunks_of
+from mosaic_queues.streams import Chunk, chunks_of, position_of
 from mosaic_tasks.definition.plan import NodePlan
+from mosaic_tasks.execution.content import contents_of
 
 StreamKind = Literal["text", "items", "value", "retract", "end"]
 _NOTHING = "0-0"
@@ -181,17 +182,12 @@ class Pieces:
                 yield StreamEvent(chunk.id, self._source.name, kind, chunk.offset, values[chunk.id])
 
     def _values(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
-        """The content of each chunk, by its entry. An item without data is the output of its call, and gone when it
-        was taken back since."""
         ledger, payloads, run_id = self._source.ledger, self._source.payloads, self._source.run_id
-        held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
-        outputs = iter(ledger.outputs(run_id, [chunk.call for chunk in held if not chunk.data]))
-        found = [(chunk, chunk.data or next(outputs)) for chunk in held]
-        kept = [(chunk, envelope) for chunk, envelope in found if envelope is not None]
-        values = payloads.unpack_many(run_id, [envelope for _, envelope in kept])
-        return {
-            chunk.id: value if chunk.data else [value] for (chunk, _), value in zip(kept, values, strict=True)
-        }
+        return contents_of(
+            chunks,
+            lambda calls: ledger.outputs(run_id, calls),
+            lambda envelopes: payloads.unpack_many(run_id, envelopes),
+        )
 
     def _closing(self, envelope: bytes) -> Iterator[StreamEvent]:
         if self._has_ended():

@@ -308,6 +308,16 @@ def server_facts(client: redis.Redis) -> ServerFacts:
     )
 
 
+def server_ms(client: redis.Redis) -> int:
+    """The server's time in Unix milliseconds.
+
+    Raises:
+        redis.RedisError: the server does not answer.
+    """
+    seconds, micros = client.time()
+    return seconds * 1000 + micros // 1000
+
+
 def server_clock(client: redis.Redis) -> Clock:
     """Compare a server's clock with ours, by `TIME`: the best of three.
 

@@ -16,11 +16,13 @@ from typing import Any, cast
 
 import structlog
 from redis import Redis
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import incarnation
 from mosaic_queues.per_server import PerServer
+from mosaic_queues.streams import Position, position_of
 
 log = structlog.get_logger(__name__)
 
@@ -37,14 +39,6 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 """Id and fields, as the server gives them."""
 Found = dict[str, list[Entry]]
 """New entries by the key of their stream."""
-Position = tuple[int, int]
-"""An entry's id; ids are compared as numbers."""
-
-
-def position_of(entry_id: bytes | str) -> Position:
-    """The id `ms-number` of an entry."""
-    ms, _, number = (entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")
-    return int(ms), int(number or 0)
 
 
 def _spelled(position: Position) -> str:
@@ -197,10 +191,9 @@ _hubs: PerServer[_Hub] = PerServer()
 def close_hub(client: Redis, keys: Keys) -> None:
     """Ends the hub of a client that is about to be closed, where there is one; its readers are told."""
     with _hubs.lock:
-        hub = _hubs.get(client, keys.namespace, lambda: _Hub(client, keys))
-        _hubs.drop(hub)
-    if not hub.is_idle:
-        hub.tell(ConnectionError("this process closed its connection to the server"))
+        hub = _hubs.pop(client, keys.namespace)
+    if hub is not None:
+        hub.tell(RedisConnectionError("this process closed its connection to the server"))
         hub.end()
 
 

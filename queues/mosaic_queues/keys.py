@@ -13,7 +13,7 @@ class Keys:
         self.holders = f"{namespace}:holders"
         """Sorted set of live processes, by expiry (ms)."""
         self.sweeper = f"{namespace}:sweeper"
-        """The lock of the process that sweeps."""
+        """The lock of the process whose sweeper recovers runs."""
 
     def run(self, run_id: str) -> tuple[str, str, str, str, str, str, str]:
         """The keys of a run in the order of the scripts: run, calls, out, events, blobs, end, boxes."""

@@ -103,18 +103,28 @@ class Redo(NamedTuple):
 
 EPOCH = 1 << 32
 """The claims of an epoch count from its number times this."""
+ENTRIES_READ = 512
+"""Entries of a stream that one trip reads."""
 UNDONE = 1 << 20
-"""Within an epoch, the claims of a call that was undone and made again count from this, the next time from twice this."""
+"""Within an epoch, the claims of a call that was undone and made again count from this, the next time from twice
+this."""
+INPUTS_CALL = "in"
+"""Under this name the outputs hold the inputs of the run."""
 
 
 class Advance(NamedTuple):
-    """Answer to a transition: refused calls, calls now held by this process, calls to publish, envelopes read."""
+    """Answer to a transition: refused calls, calls now held by this process, calls to publish, envelopes read.
+
+    Attributes:
+        opened: what the mailboxes among the claimed calls read first.
+    """
 
     stale: list[str]
     claimed: list[Claim]
     ready: list[Group]
     closed: bool
     outputs: Mapping[str, bytes] = {}
+    opened: Mapping[str, Drain] = {}
 
 
 class LiveCall(NamedTuple):
@@ -215,12 +225,15 @@ class Ledger:
         read: Sequence[str] = (),
         keep: int = 0,
         serves: Sequence[str] = (),
+        open_: Mapping[str, Sequence[str]] | None = None,
     ) -> Advance:
         """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls.
 
         Args:
             read: finished calls whose envelopes come back with the claims (at most some hundreds).
+            open_: mailboxes of `claim` with the streams that they read: what they read first comes with their claims.
         """
+        boxes = open_ or {}
         fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
         argument = {
             "holder": holder,
@@ -230,6 +243,8 @@ class Ledger:
             "notes": [("usage", *usage) for usage in usages],
             "claim": claim,
             "read": read,
+            "open": list(boxes.items()),
+            "limit": ENTRIES_READ,
             "keep": keep,
             "serves": serves,
         }
@@ -239,7 +254,12 @@ class Ledger:
         outputs = {
             call: envelope for call, envelope in zip(read, found, strict=False) if envelope is not None
         }
-        return _advance(answer)._replace(outputs=outputs)
+        opened = {
+            call: _opened(raw, boxes[call])
+            for call, raw in zip(boxes, found[len(read) :], strict=False)
+            if raw is not None
+        }
+        return _advance(answer)._replace(outputs=outputs, opened=opened)
 
     def expand(
         self,
@@ -308,14 +328,13 @@ class Ledger:
         *,
         holder: str,
         sources: Sequence[str],
-        limit: int,
         need: int | None,
         commit: Commit | None = None,
     ) -> Drain:
         """Commits what a mailbox made of its chunks, and reads the next ones. Repeating it changes nothing.
 
         Args:
-            sources: the streams to read, `limit` entries of each.
+            sources: the streams to read, `ENTRIES_READ` entries of each.
             need: how many chunks wake the mailbox, when it goes idle because there is nothing to read; None: it stays.
             commit: None reads cursors and state of the last commit.
 
@@ -332,7 +351,7 @@ class Ledger:
             "seal": False,
             "undo": False,
             "sources": sources,
-            "limit": limit,
+            "limit": ENTRIES_READ,
             "need": need or False,
         }
         data: list[bytes] = []
@@ -341,8 +360,7 @@ class Ledger:
             data = commit.data()
         (state, cursors, ready), kept, *entries = _CONSUME(self.client, self.keys.run(run_id), argument, data)
         _check(state, run_id, claim)
-        chunks = {stream: chunks_of(found) for stream, found in zip(sources, entries, strict=False)}
-        return Drain(state, dict(cursors or {}), bytes(kept), chunks, _groups(ready))
+        return Drain(state, dict(cursors or {}), bytes(kept), _by_stream(sources, entries), _groups(ready))
 
     def lag(self, run_id: str, streams: Mapping[str, Sequence[str]], *, wait: bool = False) -> int:
         """How many items or characters the slowest reader that runs is behind; `streams` with their readers.
@@ -354,7 +372,11 @@ class Ledger:
         return int(_LAG(self.client, self.keys.run(run_id), argument))
 
     def await_reading(self, run_id: str, streams: Iterable[str], *, after: str, block_ms: int) -> str:
-        """Blocks until a reader of a stream commits, or for `block_ms`. Returns where to wait on from; begin with `0`."""
+        """Blocks until a reader of a stream commits, or for `block_ms`.
+
+        Returns:
+            Where to wait on from; begin with `0`.
+        """
         tellers: dict[Any, Any] = {self.keys.stream(run_id, f"{stream}!"): after for stream in streams}
         found = cast("list[tuple[bytes, Any]] | None", self.client.xread(tellers, block=block_ms))
         return max((entries[-1][0].decode() for _, entries in found or ()), default=after)
@@ -548,7 +570,7 @@ class Ledger:
             ]
 
     def live_calls(self, run_id: str) -> list[LiveCall]:
-        """The calls that are ready, delayed or claimed."""
+        """The calls that are not finished: ready, delayed, claimed, or mailboxes that are idle."""
         found = cast("Mapping[bytes, bytes]", self.client.hgetall(self.keys.run(run_id)[1]))
         return _live_calls(found)
 
@@ -571,12 +593,24 @@ def _advance(answer: Any) -> Advance:
     return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed)
 
 
+def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
+    cursors, state, *entries = raw
+    return Drain(
+        "read", dict(msgspec.msgpack.decode(cursors) or {}), bytes(state), _by_stream(sources, entries), ()
+    )
+
+
+def _by_stream(sources: Sequence[str], entries: Sequence[Any]) -> dict[str, list[Chunk]]:
+    return {stream: chunks_of(found) for stream, found in zip(sources, entries, strict=False)}
+
+
 def _check(state: str, run_id: str, claim: Claim) -> None:
     if state == "stale":
         raise ClaimLost(f"call {claim.call!r} of run {run_id} is not held by claim {claim.fence} any more")
     if state == "gap":
         raise IllegalTransition(
-            f"call {claim.call!r} of run {run_id}, claim {claim.fence}: a chunk does not follow on the last of its stream"
+            f"call {claim.call!r} of run {run_id}, claim {claim.fence}: a chunk does not follow on the last one of its "
+            "stream; this is an error in mosaic-tasks, please report it"
         )
 
 

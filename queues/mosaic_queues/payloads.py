@@ -169,15 +169,6 @@ class PayloadStore:
             return _RAW_BYTE + data
         return self._pack_large(run_id, data, outside=outside)
 
-    @staticmethod
-    def bytes_in_server(envelope: bytes) -> int:
-        """What a value takes of the server, beside what an earlier copy takes."""
-        match envelope[0]:
-            case 0x02:
-                return len(envelope) + _reference(envelope).stored_bytes
-            case _:
-                return len(envelope)
-
     def unpack(self, run_id: str, envelope: bytes) -> Any:
         """The value of an envelope; None for a skipped one.
 

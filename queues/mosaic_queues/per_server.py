@@ -32,6 +32,11 @@ class PerServer(Generic[T]):
                 self._found[key] = make()
             return self._found[key]
 
+    def pop(self, client: Redis, namespace: str) -> T | None:
+        """Forgets the object of the client's server, and gives it; None when there is none."""
+        with self.lock:
+            return self._found.pop(_key(client, namespace), None)
+
     def drop(self, ended: T) -> None:
         """Forgets an object that has ended."""
         with self.lock:

@@ -14,10 +14,10 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
+from mosaic_queues.connection import server_ms
 from mosaic_queues.ledger import Group, Ledger, LiveCall
 from mosaic_queues.liveness import forget_dead, live_processes
 from mosaic_queues.run_sizes import RunSizes
-from mosaic_queues.sweeper import server_ms
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from itertools import islice
 import structlog
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mosaic_queues.ledger import Ledger
+from mosaic_queues.ledger import INPUTS_CALL, Ledger
 from mosaic_queues.payloads import PayloadStore
 
 log = structlog.get_logger(__name__)
@@ -22,7 +22,6 @@ RUNS_A_TURN = 1_000
 SAMPLES = 5
 ALL = 0
 OUTPUTS_READ = 20_000
-INPUTS = "in"
 _NODE = re.compile(rb"\d+")
 
 
@@ -115,5 +114,5 @@ class RunSizes:
         outputs = self._ledger.client.hscan_iter(self._ledger.keys.run(run_id)[2], count=1_000)
         for call, envelope in islice(outputs, OUTPUTS_READ):
             first = _NODE.match(call)
-            sizes[first[0].decode() if first else INPUTS] += PayloadStore.stored_bytes(envelope)
+            sizes[first[0].decode() if first else INPUTS_CALL] += PayloadStore.stored_bytes(envelope)
         return sizes.most_common(1)[0] if sizes else None

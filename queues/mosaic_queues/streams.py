@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 ChunkKind = Literal["text", "item", "retract", "end"]
+Position = tuple[int, int]
+"""The id of an entry of a stream; ids are compared as numbers."""
 
 
 class Chunk(NamedTuple):
@@ -140,6 +142,12 @@ class Drain(NamedTuple):
     state: bytes
     chunks: Mapping[str, Sequence[Chunk]]
     ready: Sequence[tuple[str, Sequence[str]]]
+
+
+def position_of(entry_id: bytes | str) -> Position:
+    """The id `ms-number` of an entry."""
+    ms, _, number = (entry_id.decode() if isinstance(entry_id, bytes) else entry_id).partition("-")
+    return int(ms), int(number or 0)
 
 
 def chunks_of(entries: Any) -> list[Chunk]:

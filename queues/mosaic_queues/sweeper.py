@@ -128,9 +128,3 @@ def start_sweeping(policy: Policy, *, namespace: str, pause_s: float) -> Sweepin
         sweeper = _sweepers.get(policy.client, namespace, lambda: Sweeper(pause_s=pause_s))
         sweeper.add(policy)
     return Sweeping(sweeper, policy)
-
-
-def server_ms(client: Redis) -> int:
-    """The server's clock in milliseconds."""
-    seconds, micros = client.time()
-    return seconds * 1000 + micros // 1000

@@ -14,6 +14,7 @@ from typing import Any
 
 from redis import Redis
 
+from mosaic_queues.ledger import Ledger
 from mosaic_tasks import fold
 
 GATE_S = 30
@@ -148,16 +149,29 @@ def breaks_once(n: int, after: int, shift: int = 0) -> Iterator[int]:
     is_first = first("break")
     for number in range(n):
         if is_first and number == after:
-            gate_until_published(after)
+            gate_until_published()
             raise RuntimeError("breaks once")
         yield number if is_first or not number else number + shift
 
 
-def gate_until_published(size: int) -> None:
-    """Waits until consumers have seen `size` numbers: the totals tell each batch."""
+def gate_until_published() -> None:
+    """Waits until a consumer has seen what there is: the totals tell each batch."""
     with _server() as server:
-        while (server.llen("test:told:totals")) < 1:
+        while server.llen("test:told:totals") < 1:
             server.blpop(["test:bell:totals"], timeout=GATE_S)
+
+
+def loses_its_claim_once(n: int) -> Iterator[int]:
+    """The first attempt is taken for dead when it has published all of it, and then fails."""
+    yield from range(n)
+    if first("loses"):
+        gate_until_published()
+        with _server() as server:
+            ledger = Ledger(server)
+            ((run_id, _),) = ledger.listed_runs()
+            (claim,) = [call for call in ledger.live_calls(run_id) if call.call == "0"]
+            ledger.take_back(run_id, [(claim.call, claim.fence)], holder=claim.holder)
+        raise RuntimeError("it fails too late")
 
 
 def counted(name: str, after: Any = None) -> int:

@@ -121,6 +121,16 @@ def test_what_a_producer_says_after_its_end_is_refused() -> None:
     assert producer.kinds() == ["item", "end"]
 
 
+@pytest.mark.parametrize("on_failure", ["skip", {"default": []}])
+def test_who_fails_after_its_claim_was_lost_decides_nothing(serving: Workers, on_failure: Any) -> None:
+    """Its retractions are refused; the attempt that has the claim now ends the node."""
+    nodes = {
+        "numbers": tool("loses_its_claim_once", with_={"n": 3}, on_failure=on_failure),
+        "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    assert run(nodes, "totals").result(30) == [0, 1, 3]
+
+
 def test_a_million_items(serving: Workers, redis_client: Redis) -> None:
     """They share chunks and batches, however slowly they are taken."""
     nodes = {

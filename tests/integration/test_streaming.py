@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from redis import Redis
 
@@ -378,10 +379,28 @@ def test_a_field_that_is_otherwise_in_the_end_runs_its_readers_again(
     assert {node.name: node.epoch for node in started.view().nodes} == {"extract": 0, "early": 1, "late": 1}
 
 
-def test_a_producer_waits_for_a_reader_that_is_far_behind(
-    workers: Workers, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+def test_who_read_a_field_of_an_agent_that_is_skipped_in_the_end_is_skipped(
+    worker: Workers, tmp_path: Path
 ) -> None:
-    """The reader holds its first batch; the producer stops at the limit until the gate opens, and not a chunk is lost."""
+    wrong = '{"revenue": 1, "profit": "none"}'
+    model = recorded(tmp_path / "answer.jsonl", (0.0, wrong[:16]), (0.2, wrong[16:]))
+    nodes = {
+        "extract": agent(model, on_failure="skip"),
+        "early": tool("told", with_={"x": "${extract.revenue}"}, edges={"extract": "fields"}),
+    }
+    started = run(nodes, "early")
+    assert started.result(30) is None
+    assert {node.name: node.state for node in started.view().nodes} == dict.fromkeys(nodes, "skipped")
+
+
+def is_awaited(client: Redis, calls: str, mailbox: str) -> bool:
+    """Whether the producer of a mailbox waits for its next commit."""
+    raw = client.hget(calls, mailbox)
+    return raw is not None and msgspec.msgpack.decode(raw)[8:] == [1]
+
+
+def test_a_producer_waits_for_a_reader_that_is_far_behind(workers: Workers, redis_client: Redis) -> None:
+    """The reader holds its first batch; the producer stops at the limit until the gate opens: not a chunk is lost."""
     env = {"MOSAIC_STREAM_LAG": "1000", "MOSAIC_STREAM_BYTES": "10000"}
     workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=4, env=env).wait_ready()
     nodes = {
@@ -390,8 +409,8 @@ def test_a_producer_waits_for_a_reader_that_is_far_behind(
     }
     with key_events(redis_client, "h") as events:
         started = run(nodes, "slow")
-        boxes = f"mosaic:{{{started.id}}}:boxes"
-        next(event for event in events if event == ("hset", boxes) and redis_client.hexists(boxes, "w:0"))
+        calls = f"mosaic:{{{started.id}}}:calls"
+        next(event for event in events if event == ("hset", calls) and is_awaited(redis_client, calls, "1.m"))
     tools.await_told(redis_client, "holds", 1)
     assert 1000 < int(tools.happened(redis_client, "number")[-1]) < 3000
     tools.open_gate(redis_client, "more", 1)

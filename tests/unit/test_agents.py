@@ -139,7 +139,9 @@ def test_what_a_model_thinks_is_no_part_of_its_answer() -> None:
 def test_a_repair_shows_the_model_its_answer_and_the_error_and_sums_the_usage() -> None:
     engine, pieces = Recorded('{"people": [{"name": 5}]}', GOOD), list[str]()
     answer = run(AgentPlan(prompt="p", output_schema=SCHEMA), engine, on_delta=pieces.append)
-    assert answer == AgentAnswer({"people": [{"name": "Ada"}]}, Usage(20, 6, 1.0), "recorded", repaired=True, text=GOOD)
+    assert answer == AgentAnswer(
+        {"people": [{"name": "Ada"}]}, Usage(20, 6, 1.0), "recorded", repaired=True, text=GOOD
+    )
     asked, shown, correction = engine.requests[1].messages
     assert (asked.content, shown.role, shown.content) == ("p", "assistant", '{"people": [{"name": 5}]}')
     assert "'people[0].name'" in correction.content
@@ -223,7 +225,10 @@ def test_the_model_comes_from_the_agent_then_the_environment_then_the_default(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("openia:gpt-x", r"'openia'.*known: 'extractive', 'openai:<model>', 'replay:<file>'; did you mean 'openai'"),
+        (
+            "openia:gpt-x",
+            r"'openia'.*known: 'extractive', 'openai:<model>', 'replay:<file>'; did you mean 'openai'",
+        ),
         ("gpt-x", r"no engine is called 'gpt-x'"),
         ("openai", r"names no model; write 'openai:<name"),
     ],

@@ -15,8 +15,8 @@ from mosaic_queues.chords.base import ChordBackend
 from mosaic_queues.chords.joins import Join, Record, new_token
 from mosaic_queues.chords.publishing import publishing
 from mosaic_queues.chords.results import in_place, in_shape
+from mosaic_queues.connection import server_ms
 from mosaic_queues.settings import settings
-from mosaic_queues.sweeper import server_ms
 
 log = structlog.get_logger(__name__)
 

@@ -10,8 +10,8 @@ from mosaic_queues.chords.base import ChordBackend
 from mosaic_queues.chords.dispatch import dispatch
 from mosaic_queues.chords.joins import decode_slot
 from mosaic_queues.chords.messages import decoded, is_body, request_of, request_of_slot, stamp_of
+from mosaic_queues.connection import server_ms
 from mosaic_queues.settings import settings
-from mosaic_queues.sweeper import server_ms
 
 
 class Mender:

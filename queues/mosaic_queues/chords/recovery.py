@@ -14,9 +14,9 @@ from redis.exceptions import RedisError
 from mosaic_queues.chords.broker import Broker
 from mosaic_queues.chords.joins import Chords, Join, Slot, decode_slot, new_token
 from mosaic_queues.chords.mending import Mender
+from mosaic_queues.connection import server_ms
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import forget_dead, live_processes
-from mosaic_queues.sweeper import server_ms
 
 log = structlog.get_logger(__name__)
 

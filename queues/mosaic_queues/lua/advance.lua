@@ -8,9 +8,10 @@
 --      claim   {ids}   calls of the message to claim now
 --      notes   {event}   what the calls used: recorded as it is, also for stale calls, for it was spent
 --      read    {ids}   finished calls whose envelopes the claimed calls need
+--      open    {{mailbox, {streams}}}, limit   of `claim`: what they would read first comes with their claims
 --      keep, serves   how many newly ready calls to claim, on which queues
 -- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool} as msgpack, then an
--- envelope or nil for each id of `read`.
+-- envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
 local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
@@ -74,7 +75,18 @@ for _, group in ipairs(woken) do ready[#ready + 1] = group end
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
 local answer = {cmsgpack.pack({stale, claimed, ready, false})}
-if #arg.read > 0 and #claimed > 0 then
+if #claimed == 0 then return answer end
+if #arg.read > 0 then
   for i, envelope in ipairs(redis.call('HMGET', OUT, unpack(arg.read))) do answer[i + 1] = envelope end
+end
+local is_claimed = {}
+for _, claim in ipairs(claimed) do is_claimed[claim[1]] = true end
+for i, box in ipairs(arg.open) do
+  local place = #arg.read + 1 + i
+  answer[place] = false
+  if is_claimed[box[1]] then
+    local cursors, state = kept_of(box[1])
+    answer[place] = {cmsgpack.pack(cursors), state, unpack((read_on(box[2], cursors, arg.limit)))}
+  end
 end
 return answer

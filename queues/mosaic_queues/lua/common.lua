@@ -8,15 +8,15 @@
 --   4 events  stream field e: msgpack list of events
 --   5 blobs   hash   payloads
 --   6 end     stream one entry when the run is over: what waits for the end reads this alone
---   7 boxes   hash   of runs with streams: s:<stream> -> 1 for each stream there is, w:<stream> -> 1 while its producer waits
---                    for readers, who tell of commits in the stream <stream>!; of mailboxes: c:<call> -> cursors (msgpack
+--   7 boxes   hash   of runs with streams: s:<stream> -> 1 for each stream there is; of mailboxes: c:<call> -> cursors (msgpack
 --                    stream -> entry id), m:<call> -> state; i:<call> -> envelope of the item of a grown call
 -- and for each stream, in the same slot: s:<stream>, a stream of chunks, field c: msgpack {kind, call, fence, flush, offset,
 -- count}, field d: their data as a payload envelope. A stream is named by its node, and for a part of its output by its path.
 -- ARGV[1] is one msgpack map; payload envelopes follow as they are. A reply, where there is one, is msgpack too.
 local RUN, CALLS, OUT, EVENTS, BLOBS, END, BOXES = unpack(KEYS)
 local READY, DELAYED, CLAIMED, IDLE = 'r', 'd', 'c', 'i'   -- idle: a mailbox that waits for chunks
-local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER, NEED = 1, 2, 3, 4, 5, 6, 7, 8   -- need: chunks that wake an idle one
+local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER = 1, 2, 3, 4, 5, 6, 7
+local NEED, AWAITED = 8, 9   -- of mailboxes: chunks that wake an idle one; whether its producer waits for its next commit
 local MAX_ARGS = 4000
 local EPOCH = 4294967296   -- claims of an epoch count from its number times this
 local MAX_EVENTS = 200000

@@ -11,22 +11,24 @@
 --      seal     false, or {join, total, {close group}}: every item has its call; ends the mailbox
 -- Returns {msgpack {state, cursors, ready}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap.
 local OPEN = 1099511627776   -- a join that still grows counts from minus this
-local call = states({arg.id})[1]
+local call, readers = call_and_readers(arg.id, arg.flushes)
 if not is_held(call, arg.fence) then return {cmsgpack.pack({'stale', {}, {}}), ''} end
 local ready, kept, groups = {}, nil, {}
 local cursors, after, state = arg.cursors, arg.after, ''
 if arg.commit then
-  local first = append_flushes(arg.id, arg.fence, arg.flushes, 3, ready)
+  local first = append_flushes(arg.id, arg.fence, arg.flushes, 3, ready, readers)
   if not first then return {cmsgpack.pack({'gap', {}, {}}), ''} end
   -- Calls that grow or are undone change the state. Where it is there already, this is sent again because its answer was lost,
   -- and those calls have gone on.
-  local is_new = redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
+  local is_new = not (arg.grow or arg.undo) or redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
   redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
-  for _, stream in ipairs(arg.sources) do
-    if redis.call('HDEL', BOXES, 'w:' .. stream) == 1 then
+  if call[AWAITED] then
+    for _, stream in ipairs(arg.sources) do
       redis.call('XADD', stream_key(stream .. '!'), 'MAXLEN', 1, '*', 'read', arg.id)
       redis.call('PEXPIRE', stream_key(stream .. '!'), 60000)
     end
+    call[AWAITED] = nil
+    redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
   end
   if is_new and arg.grow then
     local join, queue, ids, is_first, fence = unpack(arg.grow)
@@ -53,9 +55,8 @@ if arg.commit then
     end
   end
 else
-  local held = redis.call('HMGET', BOXES, 'c:' .. arg.id, 'm:' .. arg.id)
-  cursors = held[1] and cmsgpack.unpack(held[1]) or {}
-  after, state = cursors, held[2] or ''
+  cursors, state = kept_of(arg.id)
+  after = cursors
 end
 if arg.seal then
   local join, total, close = unpack(arg.seal)
@@ -71,11 +72,7 @@ if arg.seal then
   redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
   return {cmsgpack.pack({'sealed', cursors, ready}), ''}
 end
-local answer, count = {}, 0
-for i, stream in ipairs(arg.sources) do
-  local entries = redis.call('XRANGE', stream_key(stream), '(' .. (after[stream] or '0-0'), '+', 'COUNT', arg.limit)
-  answer[i + 2], count = entries, count + #entries
-end
+local entries, count = read_on(arg.sources, after, arg.limit)
 local outcome = 'read'
 if count == 0 and arg.need then
   outcome = 'idle'
@@ -83,5 +80,4 @@ if count == 0 and arg.need then
   call[STATE], call[AT], call[HOLDER], call[NEED] = IDLE, now, '', arg.need
   redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
 end
-answer[1], answer[2] = cmsgpack.pack({outcome, cursors, ready}), state
-return answer
+return {cmsgpack.pack({outcome, cursors, ready}), state, unpack(entries)}

@@ -3,7 +3,6 @@
 -- Returns the largest lag: items or characters.
 local most = 0
 for _, pair in ipairs(arg.streams) do
-  most = math.max(most, lag_of(pair[1], pair[2]))
-  if arg.wait then redis.call('HSET', BOXES, 'w:' .. pair[1], 1) end
+  most = math.max(most, lag_of(pair[1], pair[2], arg.wait))
 end
 return most

@@ -4,9 +4,10 @@
 --      fields   {{name, {joins}}}   parts of the output that are complete; their envelopes follow
 --      joins    {{join, size, {groups}}}   what the fields may release
 -- Returns {state, ready {{queue, {ids}}}}; state: ok, stale, or gap where a chunk does not follow the last one.
-if not is_held(states({arg.id})[1], arg.fence) then return cmsgpack.pack({'stale', {}}) end
+local call, readers = call_and_readers(arg.id, arg.flushes)
+if not is_held(call, arg.fence) then return cmsgpack.pack({'stale', {}}) end
 local woken, counts, events = {}, {}, {}
-local first = append_flushes(arg.id, arg.fence, arg.flushes, 2, woken)
+local first = append_flushes(arg.id, arg.fence, arg.flushes, 2, woken, readers)
 if not first then return cmsgpack.pack({'gap', {}}) end
 for i, field in ipairs(arg.fields) do announce(field[1], ARGV[first + i - 1], field[2], counts) end
 local ready = {}

@@ -2,9 +2,10 @@
 
 -- Appends a chunk. The first one of a stream enters it among the run's streams, and it lives as long as the run.
 -- Returns the server's time in milliseconds.
-local function append(stream, header, data)
+-- is_first: true or false where the caller knows whether it is the first, nil where it does not.
+local function append(stream, header, data, is_first)
   local key = stream_key(stream)
-  local is_new = redis.call('HSETNX', BOXES, 's:' .. stream, 1) == 1
+  local is_new = is_first ~= false and redis.call('HSETNX', BOXES, 's:' .. stream, 1) == 1
   local id = redis.call('XADD', key, '*', 'c', cmsgpack.pack(header), 'd', data)
   if is_new then
     local left = redis.call('PTTL', RUN)
@@ -21,14 +22,14 @@ local function last_header(stream)
 end
 
 -- Tells mailboxes that `count` chunks came, or the last one; who has enough to read is ready and enters `ready` {{queue, {ids}}}.
-local function ring(ids, count, is_end, ready)
+-- found: their states, where the caller has looked already
+local function ring(ids, count, is_end, ready, found)
   if #ids == 0 then return end
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  for i, call in ipairs(states(ids)) do
+  for i, call in ipairs(found or states(ids)) do
     if call and call[STATE] == IDLE then
       if is_end or count >= call[NEED] then
-        call[STATE], call[AT] = READY, now
+        local time = redis.call('TIME')
+        call[STATE], call[AT] = READY, time[1] * 1000 + math.floor(time[2] / 1000)
         ready[#ready + 1] = {call[QUEUE], {ids[i]}}
       else
         call[NEED] = call[NEED] - count
@@ -46,7 +47,8 @@ local function announce(name, data, joins, counts)
 end
 
 -- How far the slowest of the readers that run is behind a stream: items or characters.
-local function lag_of(stream, readers)
+-- wait: they tell of their next commit, in the stream <stream>!.
+local function lag_of(stream, readers, wait)
   local last, most = last_header(stream), 0
   if not last or #readers == 0 then return 0 end
   for i, call in ipairs(states(readers)) do
@@ -59,6 +61,10 @@ local function lag_of(stream, readers)
         read = header[5] + header[6]
       end
       most = math.max(most, last[5] + last[6] - read)
+      if wait then
+        call[NEED], call[AWAITED] = call[NEED] or 1, 1
+        redis.call('HSET', CALLS, readers[i], cmsgpack.pack(call))
+      end
     end
   end
   return most
@@ -66,8 +72,9 @@ end
 
 -- Appends what a call has for its streams: flushes {{stream, flush, {readers}, {{kind, offset, count}}}}, their data from ARGV[first] on.
 -- A flush that is already there is not repeated. Returns the place after the last data, or nil where a chunk does not follow on.
-local function append_flushes(id, fence, flushes, first, ready)
-  for _, flush in ipairs(flushes) do
+-- found: the states of the first flush's readers.
+local function append_flushes(id, fence, flushes, first, ready, found)
+  for place, flush in ipairs(flushes) do
     local stream, number, readers, chunks = unpack(flush)
     local last = last_header(stream)
     if last and last[3] == fence and last[4] >= number then
@@ -84,11 +91,35 @@ local function append_flushes(id, fence, flushes, first, ready)
         else
           position = position + count
         end
-        append(stream, {kind, id, fence, number, offset, count}, ARGV[first])
+        append(stream, {kind, id, fence, number, offset, count}, ARGV[first], last == nil)
         first, came = first + 1, came + math.max(count, 1)
       end
-      ring(readers, came, false, ready)
+      ring(readers, came, false, ready, place == 1 and found or nil)
     end
   end
   return first
+end
+
+-- The states of a call and of the readers of its first flush, in one trip: the call, {readers}.
+local function call_and_readers(id, flushes)
+  local ids = {id}
+  for _, reader in ipairs(flushes[1] and flushes[1][3] or {}) do ids[#ids + 1] = reader end
+  local found = states(ids)
+  return table.remove(found, 1), found
+end
+
+-- Cursors (a table) and state of a mailbox, as its last commit left them.
+local function kept_of(id)
+  local held = redis.call('HMGET', BOXES, 'c:' .. id, 'm:' .. id)
+  return held[1] and cmsgpack.unpack(held[1]) or {}, held[2] or ''
+end
+
+-- The entries of streams behind {stream = entry id}, at most `limit` of each: {entries}, their number.
+local function read_on(streams, after, limit)
+  local found, count = {}, 0
+  for i, stream in ipairs(streams) do
+    found[i] = redis.call('XRANGE', stream_key(stream), '(' .. (after[stream] or '0-0'), '+', 'COUNT', limit)
+    count = count + #found[i]
+  end
+  return found, count
 end
