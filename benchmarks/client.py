@@ -13,6 +13,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 START_S = 60.0
@@ -51,7 +52,7 @@ def call(side: Any, function: str, *arguments: Any) -> Any:
     return getattr(side, function)(*arguments)
 
 
-ORDERS = {"run": run_once, "workers": wait_for_workers, "call": call}
+ORDERS: dict[str, Callable[..., Any]] = {"run": run_once, "workers": wait_for_workers, "call": call}
 
 
 def main() -> None:

@@ -64,9 +64,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; `speed`: how many times as fast as recorded the answers come."""
+    """What is measured; `speeds`: how many times as fast as recorded the answers of each scenario come."""
 
-    speed: float
+    speeds: Mapping[str, float]
     commits: int
     repeats: int
     loads: tuple[Load, ...]
@@ -78,7 +78,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    speed=4.0,
+    speeds={"weekly": 1.0, "finance": 4.0, "chain": 4.0},
     commits=40,
     repeats=5,
     loads=(Load(1, 60, 0.1), Load(10, 30, 0.2), Load(100, 10, 1.0)),
@@ -89,7 +89,7 @@ FULL = Sizes(
     idle_s=5.0,
 )
 QUICK = Sizes(
-    speed=30.0,
+    speeds={"weekly": 15.0, "finance": 30.0, "chain": 30.0},
     commits=4,
     repeats=1,
     loads=(Load(1, 10, 0.05), Load(10, 5, 0.2)),
@@ -135,7 +135,7 @@ def compare(client: Client, name: str, sizes: Sizes) -> Compared:
         BenchmarkError: the reports differ.
     """
     print(f"{name} ...", end=" ", flush=True)
-    bound_s = client.ask("call", "prepare_scenario", name, sizes.speed, sizes.commits)["bound_s"]
+    bound_s = client.ask("call", "prepare_scenario", name, sizes.speeds[name], sizes.commits)["bound_s"]
     rounds = [
         [_run(client, name, is_barrier) for is_barrier in (False, True)] for _ in range(sizes.repeats + 1)
     ]
@@ -284,9 +284,9 @@ def cost_figures(found: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 @contextmanager
-def running(processes: Processes, server: Server, speed: float) -> Iterator[Client]:
+def running(processes: Processes, server: Server) -> Iterator[Client]:
     """Workers and a client, up and running."""
-    environment = {"MOSAIC_REDIS_URL": server.url(DATABASE), "MOSAIC_REPLAY_SPEED": str(speed)}
+    environment = {"MOSAIC_REDIS_URL": server.url(DATABASE)}
     options = ["--queues", "mosaic.cpu,mosaic.api.replay", "--include", "streaming_tools"]
     start = partial(start_worker, processes, environment=environment, pool="threads", concurrency=SLOTS)
     workers = [start(f"worker-{number}", "mosaic_tasks.app", options=options) for number in range(WORKERS)]
@@ -298,7 +298,7 @@ def running(processes: Processes, server: Server, speed: float) -> Iterator[Clie
 
 def measure(report: Report, sizes: Sizes, processes: Processes, server: Server) -> None:
     """Measures everything and fills the report."""
-    with running(processes, server, sizes.speed) as client:
+    with running(processes, server) as client:
         scenarios = {name: compare(client, name, sizes) for name in SCENARIOS}
         waited = [latencies(client, load, sizes.latency_repeats) for load in sizes.loads]
         found = costs(client, server, sizes)
@@ -315,7 +315,7 @@ def measure(report: Report, sizes: Sizes, processes: Processes, server: Server) 
         "latency": {of.load.runs: of.told() for of in waited},
         "cost": found,
         "readers": {"readers": sizes.readers, **readers},
-        "replay_speed": sizes.speed,
+        "speeds": sizes.speeds,
         "server_options": SERVER_OPTIONS,
     }
 

@@ -54,10 +54,10 @@ class Step:
         raise AssertionError("a text ends within its pieces")
 
 
-def answer(name: str, recorded: Recording, *, speed: float, after: Sequence[tuple[str, str]] = ()) -> Step:
-    """The step of a recorded answer, replayed so many times as fast."""
+def answer(name: str, recorded: Recording, *, after: Sequence[tuple[str, str]] = ()) -> Step:
+    """The step of a recorded answer."""
     pieces, _ = performance(recorded, _REQUEST)
-    return Step(name, [(at_s / speed, piece) for at_s, piece in pieces], after)
+    return Step(name, pieces, after)
 
 
 def tool(name: str, length_s: float, *, after: Sequence[tuple[str, str]] = ()) -> Step:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def workers_answering(count: int) -> int:
 
 def prepare_scenario(name: str, speed: float, commits: int) -> dict[str, Any]:
     """Makes a scenario in the directory where this process works, and tells its bound."""
+    makers: dict[str, Callable[[Path, float], Scenario]]
     makers = {"chain": chain, "finance": finance, "weekly": functools.partial(weekly, commits=commits)}
     scenario = _scenarios[name] = makers[name](Path.cwd(), speed)
     return {"bound_s": scenario.bound_s, "nodes": len(scenario.workflow.nodes)}

@@ -9,9 +9,10 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,20 @@ def _with_model(workflow: Workflow, recordings: Path) -> Workflow:
     return Workflow.from_data(data)
 
 
-def _write(path: Path, recorded: Sequence[Recording]) -> None:
-    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in recorded))
+def _write(path: Path, recorded: Iterable[Recording], speed: float) -> None:
+    """Keeps answers for the engine, so many times as fast as they were recorded."""
+    path.write_bytes(b"".join(msgspec.json.encode(_faster(each, speed)) + b"\n" for each in recorded))
+
+
+def _faster(recorded: Recording, speed: float) -> Recording:
+    rate, prefill_rate = recorded.tokens_per_s, recorded.prefill_tokens_per_s
+    return msgspec.structs.replace(
+        recorded,
+        first_token_s=recorded.first_token_s / speed,
+        tokens_per_s=rate and rate * speed,
+        prefill_tokens_per_s=prefill_rate and prefill_rate * speed,
+        deltas=tuple((at_s / speed, text) for at_s, text in recorded.deltas),
+    )
 
 
 def _found(path: Path, prompt: str) -> Recording:
@@ -105,8 +118,8 @@ _FILLER = (
 def chain(directory: Path, speed: float) -> Scenario:
     """Draft, critique, revision, edit: each stage reads the sentences of the one before, two at a time."""
     path = directory / "chain.jsonl"
-    _write(path, list(_chain_recordings()))
-    return Scenario(_chain_workflow(path), "edit", list(_chain_steps(speed)))
+    _write(path, _chain_recordings(), speed)
+    return Scenario(_chain_workflow(path), "edit", list(_chain_steps(path)))
 
 
 def _chain_workflow(path: Path) -> Workflow:
@@ -155,17 +168,17 @@ def _chain_recordings() -> Iterator[Recording]:
         before = stage
 
 
-def _chain_steps(speed: float) -> Iterator[Step]:
+def _chain_steps(path: Path) -> Iterator[Step]:
     """A stage begins a pair when it has come and the pair before is answered."""
     first, *others = STAGES
-    yield answer(first, _recorded(_whole(first), first), speed=speed)
+    yield answer(first, _found(path, f"Do the {first}."))
     before = first
     for stage in others:
-        for place, (said, reply) in enumerate(zip(_pairs(before), _pairs(stage), strict=True)):
+        for place, said in enumerate(_pairs(before)):
             came = (first, said[-1]) if before == first else (f"{before}{place}", "")
             earlier = [(f"{stage}{place - 1}", "")] if place else []
-            recorded = _recorded(" ".join(reply), stage)
-            yield answer(f"{stage}{place}", recorded, speed=speed, after=[came, *earlier])
+            recorded = _found(path, f"Do the {stage}. {' '.join(said)}")
+            yield answer(f"{stage}{place}", recorded, after=[came, *earlier])
         before = stage
 
 
@@ -177,25 +190,30 @@ def finance(directory: Path, speed: float) -> Scenario:
     recordings lack: it is made of theirs."""
     example = EXAMPLES / "financial_report"
     path = directory / "finance.jsonl"
-    lines = (example / "recordings.jsonl").read_bytes()
-    path.write_bytes(lines)
-    extracted = _found(path, f"Extract the figures of the annual report below as JSON{_company(lines)}")
+    lines = (example / "recordings.jsonl").read_bytes().splitlines()
+    recorded = [msgspec.json.decode(line, type=Recording) for line in lines]
+    _write(path, recorded, speed)
+    extracted = _found(path, " ".join(next(each.match for each in recorded if _EXTRACT in each.match)))
+    company = json.loads(extracted.text)["company"]
+    overview = _found(path, f"Write an overview of what {company} does")
     risks = [_found(path, _warning(each)) for each in json.loads(extracted.text)["warnings"]]
-    paragraphs = [_found(path, f"Write the next paragraph of the section {risk.text}") for risk in risks]
-    whole = msgspec.structs.replace(
-        paragraphs[0],
-        text="\n\n".join(each.text for each in paragraphs),
-        match=("Write the next paragraph of the section", *(risk.text for risk in risks)),
-    )
-    path.write_bytes(lines + msgspec.json.encode(whole) + b"\n")
-    overview = _found(path, f"Write an overview of what {_company(lines)} does")
-    steps = list(_finance_steps(extracted, overview, risks, paragraphs, speed))
-    return Scenario(_with_model(Workflow.from_file(example / "workflow.yaml"), path), "report", steps)
+    paragraphs = [_found(path, f"{_PARAGRAPH} {risk.text}") for risk in risks]
+    _write(path, [*recorded, _whole_section(recorded, risks, paragraphs)], speed)
+    workflow = _with_model(Workflow.from_file(example / "workflow.yaml"), path)
+    return Scenario(workflow, "report", list(_finance_steps(extracted, overview, risks, paragraphs)))
 
 
-def _company(lines: bytes) -> str:
-    first = msgspec.json.decode(lines.split(b"\n")[0], type=Recording)
-    return str(json.loads(first.text)["company"])
+_EXTRACT = "Extract the figures of the annual report below as JSON"
+_PARAGRAPH = "Write the next paragraph of the section"
+
+
+def _whole_section(
+    recorded: Sequence[Recording], risks: Sequence[Recording], paragraphs: Sequence[Recording]
+) -> Recording:
+    """All paragraphs in one answer, at the pace of the first of them."""
+    first = next(each for each in recorded if each.text == paragraphs[0].text)
+    text = "\n\n".join(each.text for each in paragraphs)
+    return msgspec.structs.replace(first, text=text, match=(_PARAGRAPH, *(risk.text for risk in risks)))
 
 
 def _warning(warning: Mapping[str, str]) -> str:
@@ -207,18 +225,17 @@ def _finance_steps(
     overview: Recording,
     risks: Sequence[Recording],
     paragraphs: Sequence[Recording],
-    speed: float,
 ) -> Iterator[Step]:
     """The overview follows the year, an assessment its warning, a paragraph its assessment and the paragraph before."""
     found = json.loads(extracted.text)
-    yield answer("extract", extracted, speed=speed)
-    yield answer("overview", overview, speed=speed, after=[("extract", f'"year": {found["year"]}')])
+    yield answer("extract", extracted)
+    yield answer("overview", overview, after=[("extract", f'"year": {found["year"]}')])
     for place, warning in enumerate(found["warnings"]):
         told = json.dumps(warning["text"], ensure_ascii=False)
-        yield answer(f"risk{place}", risks[place], speed=speed, after=[("extract", told)])
+        yield answer(f"risk{place}", risks[place], after=[("extract", told)])
         earlier = [(f"paragraph{place - 1}", "")] if place else []
         after = [(f"risk{place}", ""), *earlier]
-        yield answer(f"paragraph{place}", paragraphs[place], speed=speed, after=after)
+        yield answer(f"paragraph{place}", paragraphs[place], after=after)
 
 
 # -- the weekly report ---------------------------------------------------------------------------------------------
@@ -241,8 +258,9 @@ def weekly(directory: Path, speed: float, *, commits: int) -> Scenario:
     sections = {name: _recorded(text, f"about what {name} did this week") for name, text in texts.items()}
     overview = _recorded(run.node_output("overview"), "Sum up the week in at most")
     path = directory / "weekly.jsonl"
-    _write(path, [*sections.values(), overview])
-    steps = list(_weekly_steps(str(repo), sections, overview, speed))
+    _write(path, [*sections.values(), overview], speed)
+    paced = {name: _faster(each, speed) for name, each in sections.items()}
+    steps = list(_weekly_steps(str(repo), paced, _faster(overview, speed)))
     return Scenario(_with_model(workflow, path), "document", steps, inputs)
 
 
@@ -279,19 +297,17 @@ def _content(module: str, turn: int) -> str:
     return "".join(f"step({line}, {line * turn % 7}, '{module}')\n" for line in range(300))
 
 
-def _weekly_steps(
-    repo: str, sections: Mapping[str, Recording], overview: Recording, speed: float
-) -> Iterator[Step]:
+def _weekly_steps(repo: str, sections: Mapping[str, Recording], overview: Recording) -> Iterator[Step]:
     """A section follows the reading of that person's changes, the overview that of all; reading is measured here, one
     after the other, and shared among the cores."""
     outline_s, works = _reading_lengths(repo)
     shared_s = max(*works.values(), sum(works.values()) / len(os.sched_getaffinity(0)))
     yield tool("outline", outline_s)
     yield tool("whole", shared_s, after=[("outline", "")])
-    yield answer("overview", overview, speed=speed, after=[("whole", "")])
+    yield answer("overview", overview, after=[("whole", "")])
     for name, recorded in sections.items():
         yield tool(f"work of {name}", works[name], after=[("outline", "")])
-        yield answer(name, recorded, speed=speed, after=[(f"work of {name}", "")])
+        yield answer(name, recorded, after=[(f"work of {name}", "")])
 
 
 def _reading_lengths(repo: str) -> tuple[float, dict[str, float]]:
@@ -301,11 +317,11 @@ def _reading_lengths(repo: str) -> tuple[float, dict[str, float]]:
     from weekly_report.tickets import tickets
     from weekly_report.writing import assignments, work
 
-    outline_s, history = _timed(lambda: outline(repo, None))
+    outline_s, history = _timed(partial(outline, repo, None))
     found = tickets(None)
     works = {}
     for assignment in assignments(history, found, plan(history, found)):
-        length_s, read = _timed(lambda one=assignment: work(one, repo))
+        length_s, read = _timed(partial(work, assignment, repo))
         works[read["brief"]["name"]] = length_s
     return outline_s, works
 

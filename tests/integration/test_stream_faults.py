@@ -282,7 +282,5 @@ def test_a_reader_in_the_middle_of_a_chunk_is_behind_by_that_chunk() -> None:
     source.take_in(chunks, {chunk.id: list(range(5)) for chunk in chunks})
     source.consume(7)
     commit = Commit({"0": source.mark()}, {"0": source.cursor}, b"")
-    producer.ledger.consume(
-        producer.run.id, reader, holder="me", sources=["0"], limit=1, need=None, commit=commit
-    )
+    producer.ledger.consume(producer.run.id, reader, holder="me", sources=["0"], need=None, commit=commit)
     assert producer.ledger.lag(producer.run.id, {"0": ["1.m"]}) == 5

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 )
 from redis import Redis
 
+from mosaic_queues import ledger
 from mosaic_queues.errors import ClaimLost
 from mosaic_queues.events import read_events
 from mosaic_queues.ledger import Claim, Done, Ledger, Mark
@@ -35,7 +36,7 @@ from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import settings as process_settings
 from mosaic_queues.streams import Drain
 from mosaic_tasks.definition.plan import Batch, Edge, NodePlan, Plan, Ref, link
-from mosaic_tasks.execution import consuming, publishing
+from mosaic_tasks.execution import publishing
 from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.publishing import Publication
@@ -217,7 +218,7 @@ class Session:
 
     def __init__(self, claim: Claim, mailbox: Mailbox) -> None:
         self.claim, self.mailbox = claim, mailbox
-        self._work = mailbox.run()
+        self._work = mailbox.run(None)
 
     def step(self) -> bool | None:
         """Goes on to the next batch. None: it is in the middle of it; else what the session came to."""
@@ -417,7 +418,7 @@ class StreamMachine(RuleBasedStateMachine):
         number = CallId(claim.call).node
         node = self.plan.node(number)
         publishes = [self.plan.plan.nodes[source].publishes for source, _ in node.streams.values()]
-        stores = Stores(self.ledger, self.pack, self.unpack, lambda groups: None)
+        stores = Stores(self.ledger, self.pack, self.unpack, lambda groups: None, lambda: False)
         box: dict[str, Any] = {
             "holder": "p",
             "stores": stores,
@@ -544,7 +545,7 @@ def test_any_interleaving_gives_the_output_of_the_serial_run(
     redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "publisher", NoPublisher)
-    monkeypatch.setattr(consuming, "ENTRIES_READ", 3)
+    monkeypatch.setattr(ledger, "ENTRIES_READ", 3)
     machine = type("Streams", (StreamMachine,), {"client": redis_client})
     run_state_machine_as_test(
         machine,
