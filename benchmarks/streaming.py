@@ -53,6 +53,10 @@ TARGETS = (
 )
 
 
+READ_STREAMS = 2
+"""In the chain whose commands are counted a producer's items are read by a fold, and what that puts out by another one."""
+
+
 @dataclass(frozen=True)
 class Load:
     """So many runs, or senders, at the same time, each with `count` items, one in `period_s`."""
@@ -270,9 +274,10 @@ def cost_figures(found: Mapping[str, Any]) -> dict[str, float | None]:
     """The cost at the realistic rate is the one that counts."""
     consumer, flood = found["consumer"], found["flood"]
     return {
-        "commands_per_chunk": found["paced"]["commands"],
-        "commands_sent_per_chunk": found["paced"]["sent_by_clients"],
-        "commands_per_chunk_at_full_speed": found["full_speed"]["commands"],
+        "commands_per_chunk": found["paced"]["commands"] / READ_STREAMS,
+        "commands_sent_per_chunk": found["paced"]["sent_by_clients"] / READ_STREAMS,
+        "commands_per_chunk_at_full_speed": found["full_speed"]["commands"] / READ_STREAMS,
+        "commands_per_item_of_the_first": found["paced"]["commands"],
         "consumer_tasks_per_drain": ratio(consumer["tasks"], consumer["drains"]),
         "drains_per_task": ratio(consumer["drains"], consumer["tasks"]),
         "chunks_per_s": ratio(flood["items"], flood["seconds"]),
