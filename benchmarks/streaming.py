@@ -54,7 +54,7 @@ TARGETS = (
 
 
 READ_STREAMS = 2
-"""In the chain whose commands are counted a producer's items are read by a fold, and what that puts out by another one."""
+"""In the chain whose commands are counted, a fold reads the producer's items and another one what it puts out."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mosaic_tasks import fold
 LAST = None
 """The last piece of a section."""
 
-_HEADINGS = ("Overview", "Ratios", "Risks", "Figures")
+_HEADINGS = ("Overview", "Ratios", "Risks", "Outlook", "What to do", "Questions to ask", "Figures")
 
 
 class Figure(TypedDict):
@@ -45,6 +45,12 @@ def prose(state: None, text: str) -> tuple[None, list[str | None]]:
     return state, [text]
 
 
+@fold()
+def paragraphs(state: None, text: str) -> tuple[None, list[str]]:
+    """The paragraphs of an agent that writes batch by batch: what it has written so far is whole paragraphs."""
+    return state, [part for part in text.split("\n\n") if part]
+
+
 @fold(initial=0, finish=lambda _: [LAST])
 def figure_table(state: int, figures: list[Figure]) -> tuple[int, list[str | None]]:
     """A section with a table of figures that are still being found."""
@@ -56,7 +62,11 @@ def figure_table(state: int, figures: list[Figure]) -> tuple[int, list[str | Non
     return state + len(figures), [*head, *rows]
 
 
-@fold(initial=Progress(turn=-1, begun=False, kept=[[], [], [], []]), finish=lambda _: ["\n"], output="text")
+@fold(
+    initial=Progress(turn=-1, begun=False, kept=[[] for _ in _HEADINGS]),
+    finish=lambda _: ["\n"],
+    output="text",
+)
 def report(
     state: Progress,
     company: str,
@@ -64,10 +74,14 @@ def report(
     overview: list[str | None],
     ratios: list[str | None],
     risks: list[str | None],
+    outlook: list[str | None],
+    actions: list[str | None],
+    questions: list[str | None],
     figures: list[str | None],
 ) -> tuple[Progress, list[str]]:
     """The report as Markdown, each section in its place."""
-    kept = [[*old, *new] for old, new in zip(state["kept"], (overview, ratios, risks, figures), strict=True)]
+    came = (overview, ratios, risks, outlook, actions, questions, figures)
+    kept = [[*old, *new] for old, new in zip(state["kept"], came, strict=True)]
     turn, begun, out = state["turn"], state["begun"], []
     if turn < 0:
         turn, out = 0, [f"# {company}: the year {year}"]

@@ -105,7 +105,7 @@ class Execution:
     # -- the call ----------------------------------------------------------------------------------------------
 
     def run(self, work: Work) -> Outcome:
-        """Runs a tool or task in this thread."""
+        """Runs a tool, a task, or a mailbox that needs no event loop, in this thread."""
         try:
             if work.call.reads:
                 return at_once(self._mailboxes.run(work))

@@ -63,7 +63,9 @@ class Settings(BaseSettings):
         description="a run whose state, outputs, events, chunks and payloads take more of the server fails",
     )
     max_run_object_bytes: int = Field(
-        default=17_179_869_184, gt=0, description="a run whose objects outside the server take more fails"
+        default=17_179_869_184,
+        gt=0,
+        description="a value that would bring a run's objects outside the server above this is refused",
     )
     max_nodes: int = Field(default=50_000, gt=0, description="larger workflows are refused")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "financial_report"
 RECORDINGS = EXAMPLE / "recordings.jsonl"
 MODEL = f"replay:{RECORDINGS}"
 DONE_S = 60
+BATCHED = (
+    "Write the next paragraph of the section",
+    "Write what the risks below mean for the coming year",
+    "Write the next point on what the board should do",
+    "Write the next questions for the general meeting",
+)
+"""How the questions begin that are asked again and again."""
 
 
 @pytest.fixture
@@ -78,8 +86,10 @@ def test_the_report_is_written_while_the_annual_report_is_read(replaying: Worker
     read = happened.index(("done", "extract"))
     for early in ("ratios", "overview", "risks"):
         assert happened.index(("done", early)) < read, early
-    for begun in ("risk_paragraph", "outlook", "actions", "figure_section", "report"):
+    for begun in ("risk_paragraph", "figure_section", "report"):
         assert happened.index(("claimed", begun)) < read, begun
+    for before, after in pairwise(("risk_paragraph", "outlook", "actions", "questions")):
+        assert happened.index(("claimed", after)) < happened.index(("done", before)), after
 
 
 def test_it_says_the_same_without_streams(replaying: Workers) -> None:
@@ -88,6 +98,8 @@ def test_it_says_the_same_without_streams(replaying: Workers) -> None:
     happened = order(waited)
     read = happened.index(("done", "extract"))
     assert all(happened.index(("claimed", late)) > read for late in ("ratios", "overview", "report"))
+    for before, after in pairwise(("risk_paragraph", "outlook", "actions", "questions")):
+        assert happened.index(("claimed", after)) > happened.index(("done", before)), after
 
 
 def test_without_a_model_a_report_is_made_too(workers: Workers) -> None:
@@ -95,6 +107,17 @@ def test_without_a_model_a_report_is_made_too(workers: Workers) -> None:
     report = submit(Workflow.from_data(definition())).result(DONE_S)
     assert report.startswith("# Ostrelle Filtration Group plc: the year 2")
     assert "| Equity ratio | 41.1% |" in report
+
+
+def test_the_answers_to_batches_are_together_the_one_to_all() -> None:
+    recorded = [json.loads(line) for line in RECORDINGS.read_text("utf-8").splitlines()]
+    by_question: dict[str, list[dict[str, Any]]] = {}
+    for each in recorded:
+        by_question.setdefault(each["match"][0], []).append(each)
+    for question in BATCHED:
+        *batches, whole = sorted(by_question[question], key=lambda each: len(each["match"]))
+        assert whole["text"] == "\n\n".join(each["text"] for each in batches)
+        assert whole["match"][1:] == [part for each in batches for part in each["match"][1:]]
 
 
 def test_the_recorded_figures_are_those_of_the_annual_report() -> None:
