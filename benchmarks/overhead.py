@@ -8,19 +8,18 @@ this file says what is measured how.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from harness import Report, Spread, Target, ratio, rounded, show_table, shown, versions, wants_quick, worst
 from processes import (
-    BENCHMARKS,
     SERVER_OPTIONS,
     BenchmarkError,
+    Client,
     Processes,
     Server,
     end_on_sigterm,
@@ -135,29 +134,9 @@ class Side:
             start_worker(processes, f"{name}-{number}", app, environment=environment)
             for number in range(WORKERS)
         ]
-        self._client = processes.start(
-            f"{name}-client",
-            [sys.executable, str(BENCHMARKS / "client.py"), module],
-            environment=environment,
-            pipes=True,
+        self._client = Client(
+            processes, f"{name}-client", module, environment=environment, workers=self._workers
         )
-
-    def ask(self, *order: Any) -> dict[str, Any]:
-        """Has the client do something, and gives its answer.
-
-        Raises:
-            BenchmarkError: it ended instead.
-        """
-        pipe_in, pipe_out = self._client.process.stdin, self._client.process.stdout
-        assert pipe_in is not None
-        assert pipe_out is not None
-        pipe_in.write(json.dumps(order) + "\n")
-        pipe_in.flush()
-        line = pipe_out.readline()
-        if not line:
-            logs = "\n".join(f"--- {part.name}\n{part.told()}" for part in (self._client, *self._workers))
-            raise BenchmarkError(f"the client of side {self.name!r} ended at {order!r}:\n{logs}")
-        return cast("dict[str, Any]", json.loads(line))
 
     def run(self, shape: Shape) -> dict[str, Any]:
         """Runs a shape once: `seconds`, `define_s`, `result`.
@@ -165,7 +144,7 @@ class Side:
         Raises:
             BenchmarkError: the result is wrong.
         """
-        answer = self.ask("run", shape.kind, shape.size)
+        answer: dict[str, Any] = self._client.ask("run", shape.kind, shape.size)
         if shape.result is not None and answer["result"] != shape.result:
             raise BenchmarkError(
                 f"side {self.name!r}, {shape.name}: the result is {answer['result']!r}, not {shape.result!r}"
@@ -174,11 +153,11 @@ class Side:
 
     def wait(self) -> None:
         """Waits for all workers."""
-        self.ask("workers", WORKERS)
+        self._client.ask("workers", WORKERS)
 
     def stop(self) -> None:
         """Ends workers and client."""
-        self._processes.stop([self._client, *self._workers])
+        self._processes.stop([self._client.started, *self._workers])
 
 
 @contextmanager

@@ -184,13 +184,21 @@ class Client:
 
     Args:
         module: whose functions it calls.
+        workers: whose logs are told too when it ends.
     """
 
     def __init__(
-        self, processes: Processes, name: str, module: str, *, environment: Mapping[str, str]
+        self,
+        processes: Processes,
+        name: str,
+        module: str,
+        *,
+        environment: Mapping[str, str],
+        workers: Sequence[Started],
     ) -> None:
         command = [sys.executable, str(BENCHMARKS / "client.py"), module]
         self.started = processes.start(name, command, environment=environment, pipes=True)
+        self._workers = workers
 
     def ask(self, *order: Any) -> Any:
         """Has it do something, and gives its answer.
@@ -201,11 +209,13 @@ class Client:
         pipe_in, pipe_out = self.started.process.stdin, self.started.process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
-        pipe_in.write(json.dumps(order) + "\n")
-        pipe_in.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which reading tells
+            pipe_in.write(json.dumps(order) + "\n")
+            pipe_in.flush()
         line = pipe_out.readline()
         if not line:
-            raise BenchmarkError(f"{self.started.name!r} ended at {order!r}:\n{self.started.told()}")
+            logs = "\n".join(f"--- {part.name}\n{part.told()}" for part in (self.started, *self._workers))
+            raise BenchmarkError(f"{self.started.name!r} ended at {order!r}:\n{logs}")
         return json.loads(line)
 
 

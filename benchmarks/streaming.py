@@ -145,7 +145,7 @@ def compare(client: Client, name: str, sizes: Sizes) -> Compared:
     ]
     if len(texts := {run["text"] for each in rounds for run in each}) != 1:
         raise BenchmarkError(
-            f"{name}: {len(texts)} different reports came of the same answers:\n{'---'.join(texts)}"
+            f"{name}: {len(texts)} different reports came of the same answers:\n{_difference(texts)}"
         )
     stream, barrier = zip(*rounds[1:], strict=True)
     found = Compared(
@@ -295,7 +295,7 @@ def running(processes: Processes, server: Server) -> Iterator[Client]:
     options = ["--queues", "mosaic.cpu,mosaic.api.replay", "--include", "streaming_tools"]
     start = partial(start_worker, processes, environment=environment, pool="threads", concurrency=SLOTS)
     workers = [start(f"worker-{number}", "mosaic_tasks.app", options=options) for number in range(WORKERS)]
-    client = Client(processes, "client", "streaming_client", environment=environment)
+    client = Client(processes, "client", "streaming_client", environment=environment, workers=workers)
     client.ask("workers", WORKERS)
     yield client
     processes.stop([client.started, *workers])

@@ -23,6 +23,8 @@ from mosaic_tasks.engines.recordings import Recording
 from mosaic_tasks.engines.replay import Timed, performance
 
 _REQUEST = EngineRequest(messages=())
+After = tuple[str, str]
+"""An earlier step, and the text whose end must have come; an empty one: the whole."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,17 @@ class Step:
 
     Attributes:
         timed: seconds since its beginning, and the text that comes then.
-        after: earlier steps, each with the text whose end must have come; an empty one: the whole.
+        after: what must have come before.
     """
 
     name: str
     timed: Timed
-    after: Sequence[tuple[str, str]] = ()
+    after: Sequence[After] = ()
+
+    @property
+    def text(self) -> str:
+        """All that comes."""
+        return "".join(piece for _, piece in self.timed)
 
     def when(self, text: str) -> float:
         """How long after its beginning `text` is there.
@@ -46,7 +53,7 @@ class Step:
         """
         if not text:
             return self.timed[-1][0]
-        end = "".join(piece for _, piece in self.timed).index(text) + len(text)
+        end = self.text.index(text) + len(text)
         for at_s, piece in self.timed:
             end -= len(piece)
             if end <= 0:
@@ -54,13 +61,26 @@ class Step:
         raise AssertionError("a text ends within its pieces")
 
 
-def answer(name: str, recorded: Recording, *, after: Sequence[tuple[str, str]] = ()) -> Step:
+def answer(name: str, recorded: Recording, *, after: Sequence[After] = ()) -> Step:
     """The step of a recorded answer."""
     pieces, _ = performance(recorded, _REQUEST)
     return Step(name, pieces, after)
 
 
-def tool(name: str, length_s: float, *, after: Sequence[tuple[str, str]] = ()) -> Step:
+def batches(name: str, asked: Iterable[tuple[Recording, Sequence[After]]]) -> list[Step]:
+    """The steps of an agent that is asked batch after batch, each time when the answer before is whole.
+
+    Args:
+        asked: the answer to each batch, and what that batch is made of.
+    """
+    steps: list[Step] = []
+    for place, (recorded, came) in enumerate(asked):
+        earlier = [(each.name, "") for each in steps[-1:]]
+        steps.append(answer(f"{name}{place}", recorded, after=[*came, *earlier]))
+    return steps
+
+
+def tool(name: str, length_s: float, *, after: Sequence[After] = ()) -> Step:
     """The step of a tool that takes so long."""
     return Step(name, [(length_s, "")], after)
 

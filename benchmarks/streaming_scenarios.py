@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from streaming_bound import Step, answer, bound_s, tool
+from streaming_bound import After, Step, answer, batches, bound_s, tool
 
 from mosaic_tasks import Workflow, compile_workflow, submit
 from mosaic_tasks.definition.edges import SO_FAR
@@ -26,6 +27,7 @@ from mosaic_tasks.engines.recordings import Recording, find
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 START_S = 120.0
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ def barrier(workflow: Workflow) -> Workflow:
         for edge in node.edges:
             if edge.kind == "stream" and node.agent is not None:
                 written["agent"].pop("max_tokens", None)
+            edges, source = written.setdefault("edges", {}), plan.nodes[edge.source].name
             keeps = edge.kind == "stream" and is_by_nature
-            rule = {"kind": "stream", "stable": True} if keeps else {"kind": "final"}
-            written.setdefault("edges", {})[plan.nodes[edge.source].name] = rule
+            edges[source] = {**edges[source], "stable": True} if keeps else {"kind": "final"}
         written.pop("batch", None)
     return Workflow.from_data(data)
 
@@ -99,6 +101,11 @@ def _faster(recorded: Recording, speed: float) -> Recording:
 def _found(path: Path, prompt: str) -> Recording:
     """The recording that answers a prompt."""
     return find(str(path), EngineRequest(messages=(Message("user", prompt),)))
+
+
+def _by(size: int, items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    """Items in batches of so many."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 # -- a chain of agents ---------------------------------------------------------------------------------------------
@@ -142,10 +149,9 @@ def sentence(stage: str, number: int) -> str:
     return f"{text[: STAGES[stage] // SENTENCES].rpartition(' ')[0]}."
 
 
-def _pairs(stage: str) -> list[list[str]]:
+def _pairs(stage: str) -> list[Sequence[str]]:
     """The sentences of a stage, as they are answered together."""
-    sentences = [sentence(stage, number) for number in range(1, SENTENCES + 1)]
-    return [sentences[first : first + TOGETHER] for first in range(0, SENTENCES, TOGETHER)]
+    return _by(TOGETHER, [sentence(stage, number) for number in range(1, SENTENCES + 1)])
 
 
 def _recorded(text: str, *match: str) -> Recording:
@@ -170,72 +176,81 @@ def _chain_recordings() -> Iterator[Recording]:
 
 def _chain_steps(path: Path) -> Iterator[Step]:
     """A stage begins a pair when it has come and the pair before is answered."""
-    first, *others = STAGES
+    first = next(iter(STAGES))
     yield answer(first, _found(path, f"Do the {first}."))
-    before = first
-    for stage in others:
-        for place, said in enumerate(_pairs(before)):
-            came = (first, said[-1]) if before == first else (f"{before}{place}", "")
-            earlier = [(f"{stage}{place - 1}", "")] if place else []
-            recorded = _found(path, f"Do the {stage}. {' '.join(said)}")
-            yield answer(f"{stage}{place}", recorded, after=[came, *earlier])
-        before = stage
+    came: list[After] = [(first, said[-1]) for said in _pairs(first)]
+    for before, stage in pairwise(STAGES):
+        recorded = [_found(path, f"Do the {stage}. {' '.join(said)}") for said in _pairs(before)]
+        steps = batches(stage, zip(recorded, ([each] for each in came), strict=True))
+        yield from steps
+        came = [(step.name, "") for step in steps]
 
 
 # -- the financial report ------------------------------------------------------------------------------------------
 
 
 def finance(directory: Path, speed: float) -> Scenario:
-    """The example, with its own recordings. As a barrier the risk section is written in one answer, which the example's
-    recordings lack: it is made of theirs."""
+    """The example, with its own recordings."""
     example = EXAMPLES / "financial_report"
     path = directory / "finance.jsonl"
     lines = (example / "recordings.jsonl").read_bytes().splitlines()
-    recorded = [msgspec.json.decode(line, type=Recording) for line in lines]
-    _write(path, recorded, speed)
-    extracted = _found(path, " ".join(next(each.match for each in recorded if _EXTRACT in each.match)))
-    company = json.loads(extracted.text)["company"]
-    overview = _found(path, f"Write an overview of what {company} does")
-    risks = [_found(path, _warning(each)) for each in json.loads(extracted.text)["warnings"]]
-    paragraphs = [_found(path, f"{_PARAGRAPH} {risk.text}") for risk in risks]
-    _write(path, [*recorded, _whole_section(recorded, risks, paragraphs)], speed)
+    _write(path, (msgspec.json.decode(line, type=Recording) for line in lines), speed)
     workflow = _with_model(Workflow.from_file(example / "workflow.yaml"), path)
-    return Scenario(workflow, "report", list(_finance_steps(extracted, overview, risks, paragraphs)))
+    annual_report = (example / "annual_report.md").read_text(encoding="utf-8")
+    return Scenario(workflow, "report", _finance_steps(path, annual_report))
 
 
-_EXTRACT = "Extract the figures of the annual report below as JSON"
-_PARAGRAPH = "Write the next paragraph of the section"
+def _finance_steps(path: Path, annual_report: str) -> list[Step]:
+    """Steps are called as the nodes whose calls they are."""
+    asked = f"Extract the figures of the annual report below as JSON {annual_report}"
+    extract = answer("extract", _found(path, asked))
+    ratios = tool("ratios", 0.0, after=[_field(extract, "current_liabilities")])
+    risks = _risks(path, extract)
+    reading = partial(_reading, path)
+    paragraphs = reading("risk_paragraph", "Write the next paragraph of the section", risks)
+    outlook = reading(
+        "outlook", "Write what the risks below mean for the coming year", paragraphs, together=2
+    )
+    actions = reading("actions", "Write the next point on what the board should do", outlook, beside=[ratios])
+    questions = reading("questions", "Write the next questions for the general meeting", actions)
+    return [extract, ratios, _overview(path, extract), *risks, *paragraphs, *outlook, *actions, *questions]
 
 
-def _whole_section(
-    recorded: Sequence[Recording], risks: Sequence[Recording], paragraphs: Sequence[Recording]
-) -> Recording:
-    """All paragraphs in one answer, at the pace of the first of them."""
-    first = next(each for each in recorded if each.text == paragraphs[0].text)
-    text = "\n\n".join(each.text for each in paragraphs)
-    return msgspec.structs.replace(first, text=text, match=(_PARAGRAPH, *(risk.text for risk in risks)))
+def _field(extract: Step, name: str) -> After:
+    """When a field of what is extracted is whole."""
+    return extract.name, f'"{name}": {json.loads(extract.text)[name]}'
 
 
-def _warning(warning: Mapping[str, str]) -> str:
-    return f"Assess this warning of an annual report {warning['topic']}: {warning['text']}"
+def _overview(path: Path, extract: Step) -> Step:
+    """It follows the year, which stands after the company."""
+    asked = f"Write an overview of what {json.loads(extract.text)['company']} does"
+    return answer("overview", _found(path, asked), after=[_field(extract, "year")])
 
 
-def _finance_steps(
-    extracted: Recording,
-    overview: Recording,
-    risks: Sequence[Recording],
-    paragraphs: Sequence[Recording],
-) -> Iterator[Step]:
-    """The overview follows the year, an assessment its warning, a paragraph its assessment and the paragraph before."""
-    found = json.loads(extracted.text)
-    yield answer("extract", extracted)
-    yield answer("overview", overview, after=[("extract", f'"year": {found["year"]}')])
-    for place, warning in enumerate(found["warnings"]):
-        told = json.dumps(warning["text"], ensure_ascii=False)
-        yield answer(f"risk{place}", risks[place], after=[("extract", told)])
-        earlier = [(f"paragraph{place - 1}", "")] if place else []
-        after = [(f"risk{place}", ""), *earlier]
-        yield answer(f"paragraph{place}", paragraphs[place], after=after)
+def _risks(path: Path, extract: Step) -> list[Step]:
+    """Each follows its warning."""
+    steps = []
+    for place, warning in enumerate(json.loads(extract.text)["warnings"]):
+        asked = f"Assess this warning of an annual report {warning['topic']}: {warning['text']}"
+        came = (extract.name, json.dumps(warning["text"], ensure_ascii=False))
+        steps.append(answer(f"risks{place}", _found(path, asked), after=[came]))
+    return steps
+
+
+def _reading(
+    path: Path,
+    name: str,
+    asked: str,
+    before: Sequence[Step],
+    *,
+    together: int = 1,
+    beside: Sequence[Step] = (),
+) -> list[Step]:
+    """An agent that is asked about so many answers of the one before at once, and about what stands beside."""
+    read = _by(together, before)
+    recorded = [_found(path, " ".join((asked, *(step.text for step in batch)))) for batch in read]
+    came = ([(step.name, "") for step in (*batch, *beside)] for batch in read)
+    return batches(name, zip(recorded, came, strict=True))
 
 
 # -- the weekly report ---------------------------------------------------------------------------------------------

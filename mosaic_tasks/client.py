@@ -273,10 +273,12 @@ class Run:
         numbers = {each.name: number for number, each in enumerate(plan.plan.nodes)}
         if node not in numbers:
             raise InputError(f"workflow {plan.plan.name!r} has no node {node!r}{did_you_mean(node, numbers)}")
-        again = {numbers[node]}
-        if self.record().status != "running":  # what was cut off has no call any more
-            again |= self._open_nodes(len(numbers))
-        self._process.redo(self.id, redo_of(plan, again), holder=self._process.holder)
+        done = False
+        while not done:  # the run may end, or run again, meanwhile
+            is_over = self.record().status != "running"
+            cut_off = self._open_nodes(len(numbers)) if is_over else set[int]()  # they have no call any more
+            again = redo_of(plan, {numbers[node], *cut_off})
+            done = self._process.redo(self.id, again, holder=self._process.holder, is_over=is_over)
 
     def _open_nodes(self, nodes: int) -> set[int]:
         """The nodes that never closed."""

@@ -13,6 +13,7 @@ from mosaic_tasks.definition.grammar import EdgeRule, Node
 from mosaic_tasks.definition.plan import Batch, Edge, Path, Ref
 from mosaic_tasks.definition.references import ReferenceSyntaxError, did_you_mean, parse, path_text, refs_in
 from mosaic_tasks.definition.schemas import NoSuchPath, Schema, schema_at
+from mosaic_tasks.definition.templates import names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec
 
 Publishes = Literal["", "text", "item"]
@@ -187,6 +188,13 @@ class EdgeReader:
     def _check_consumer(self, number: int, edges: Mapping[int, Edge], report: Report) -> None:
         node, facts = self._nodes[number], self._facts[number]
         streams = [edge for edge in edges.values() if edge.kind == "stream"]
+        for name in names_in_expression(node.when) if node.when else ():
+            edge = edges.get(self._numbers.get(name, -1))
+            if edge is not None and edge.kind != "fields":
+                report(
+                    f"it decides on the whole node, so it cannot read {name!r}, which comes piece by piece",
+                    "when",
+                )
         is_fold = facts.spec is not None and facts.spec.fold is not None
         if is_fold and not streams:
             report("a fold reads a stream; say which: edges: {PRODUCER: stream}", "edges")

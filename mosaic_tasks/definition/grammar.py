@@ -152,6 +152,14 @@ class BatchRule(_Part):
         default=0.0, le=10, description="wait for min_items no longer than this; 0: until they are there"
     )
 
+    @model_validator(mode="after")
+    def _fits(self) -> BatchRule:
+        if self.max_items is not None and self.max_items < self.min_items:
+            raise ValueError(
+                f"a batch of at least {self.min_items} items cannot have at most {self.max_items}"
+            )
+        return self
+
 
 def _input(value: Any) -> Any:
     if isinstance(value, str):

@@ -28,6 +28,7 @@ from mosaic_tasks.execution.mailboxes import Mailboxes
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Expand,
+    Failure,
     Outcome,
     Read,
     Skip,
@@ -51,6 +52,7 @@ class Execution:
         self.inputs = Inputs(process, run_id, plan, epoch=epoch)
         self.endings = Endings(process, run_id, plan)
         self._mailboxes = Mailboxes(process, run_id, plan, self.inputs)
+        self._publications: dict[Claim, Publication] = {}
 
     # -- before the call ---------------------------------------------------------------------------------------
 
@@ -65,6 +67,8 @@ class Execution:
             return prepared._replace(opened=opened) if isinstance(prepared, Work) else prepared
         except SkippedError as error:
             return Skip(str(error))
+        except ClaimLost as error:
+            return Read(str(error))
         except RedisError:
             raise
         except Exception as error:  # noqa: BLE001 - a condition or a path in the definition may raise anything
@@ -80,17 +84,17 @@ class Execution:
             if reason := self._skip_reason(node, early):
                 return Skip(reason)
             if node.plan.for_each is not None and not call.reads:
-                return Expand(len(inputs.items(node)))
+                return Expand(len(inputs.items(node, early)))
         if call.reads:
             return Work(claim, call, node, {}, {}, early, holder)
-        item = inputs.item(claim.call, node, call.item) if call.item is not None else None
+        item = inputs.item(claim.call, node, call.item, early) if call.item is not None else None
         return Work(claim, call, node, *inputs.given(node, item, early), early, holder)
 
     def _closed(self, call: CallId, node: PreparedNode) -> Value:
         """The results of a fan-out."""
         if node.plan.grows:
             self.inputs.load_list(node)
-        results = self.inputs.collect(node)
+        results = self.inputs.collect(node, self.inputs.early(node))
         return self._value(results, self.endings.of_value(call, results))
 
     def _skip_reason(self, node: PreparedNode, early: Early) -> str | None:
@@ -122,7 +126,7 @@ class Execution:
         except BaseException as error:
             if work.call.reads and isinstance(error, RedisError):  # what a fold raises is told as such
                 raise
-            return failure(work.node, work.claim, error)  # whatever a tool raises is its call's failure
+            return self._failure(work, error)  # whatever a tool raises is its call's failure
         self._end_twin()
         return self._outcome(work, result, publication=publication)
 
@@ -130,7 +134,15 @@ class Execution:
         """What publishes the call's chunks, where its node does so while it runs."""
         if not work.node.plan.publishes or work.call.item is not None or work.call.reads:
             return None
-        return Publication(self.process, self.run_id, self.plan, work.claim, holder=work.holder)
+        publication = Publication(self.process, self.run_id, self.plan, work.claim, holder=work.holder)
+        self._publications[work.claim] = publication
+        return publication
+
+    def abandon(self, claim: Claim) -> None:
+        """A call failed: nothing more of what it said is published."""
+        publication = self._publications.pop(claim, None)
+        if publication is not None:
+            publication.abandon()
 
     def _drawn(self, generator: Iterable[Any], publication: Publication | None) -> list[Any]:
         """All that a generator yields, published as it comes."""
@@ -158,6 +170,7 @@ class Execution:
         """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
         try:
             ending = self.endings.of_value(work.call, result, publication)
+            self._publications.pop(work.claim, None)
             return self._value(result, ending)._replace(usage=usage)
         except ClaimLost as error:
             return Read(str(error), usage)
@@ -174,10 +187,19 @@ class Execution:
             )
         return task(**work.arguments)
 
+    def batch_since(self, work: Work) -> float | None:
+        """When a mailbox began with its batch (monotonic), None between two."""
+        return self._mailboxes.batch_since(work.claim)
+
+    def _failure(self, work: Work, error: BaseException) -> Failure:
+        """Of a mailbox, each batch has its attempts."""
+        told = failure(work.node, work.claim, error)
+        return told._replace(is_first=work.call.reads and self._mailboxes.went_on(work.claim))
+
     async def run_async(self, work: Work) -> Outcome:
         """Runs an agent or a coroutine tool on the event loop."""
         agent, usage = work.node.plan.agent, None
-        limit = asyncio.timeout(work.node.plan.timeout_s)
+        limit = asyncio.timeout(None if work.call.reads else work.node.plan.timeout_s)
         try:
             async with limit:
                 if work.call.reads:
@@ -189,10 +211,10 @@ class Execution:
                     answer = await self._ask(work, agent, publication)
                     result, usage = answer.value, usage_of(work, answer.model, answer.usage)
         except TimeoutError as error:
-            return failure(work.node, work.claim, timed_out(work.node) if limit.expired() else error)
+            return self._failure(work, timed_out(work.node) if limit.expired() else error)
         except EngineError as error:
             spent = usage_of(work, error.model, error.usage) if error.usage is not None else None
-            return failure(work.node, work.claim, error)._replace(usage=spent)
+            return self._failure(work, error)._replace(usage=spent)
         except (asyncio.CancelledError, Interrupted):
             raise
         except ClaimLost as error:
@@ -200,9 +222,9 @@ class Execution:
         except RedisError as error:
             if work.call.reads:  # what a fold raises is told as such
                 raise
-            return failure(work.node, work.claim, error)
+            return self._failure(work, error)
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
-            return failure(work.node, work.claim, error)
+            return self._failure(work, error)
         return self._outcome(work, result, usage, publication)
 
     async def _await_tool(self, work: Work, publication: Publication | None) -> Any:

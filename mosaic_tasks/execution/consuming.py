@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from mosaic_queues.errors import ToolError
+from mosaic_queues.errors import NotSerializable, ToolError
 from mosaic_queues.ledger import UNDONE, Claim, Group, Ledger, Mark
 from mosaic_queues.streams import Chunk, Commit, Drain, Grow, Seal, Undo, position_of
 from mosaic_tasks.definition.plan import Batch
@@ -52,6 +52,7 @@ class Source:
         for chunk in chunks:
             if chunk.kind == "retract":
                 self._cut(chunk.offset)
+                self.end = None
             elif chunk.kind == "end":
                 self.end = chunk.id
             elif chunk.id in values:
@@ -192,6 +193,10 @@ class Mailbox:
         streams: what it reads, by name, with the kind of its content.
         initial: the state before the first batch.
         on_loop: it runs on an event loop, which must not be blocked.
+
+    Attributes:
+        went_on: it has committed a batch.
+        batch_since: monotonic time when it began with the batch that it works on.
     """
 
     def __init__(
@@ -211,6 +216,8 @@ class Mailbox:
         self._sources = {stream: _source(stream, kind) for stream, kind in streams.items()}
         self._kept = _Kept(initial)
         self._on_loop, self._stays = on_loop, False
+        self.went_on = False
+        self.batch_since: float | None = None
 
     async def run(self, opened: Drain | None) -> bool:
         """Works until everything is read; False: it waits for more chunks now, and holds its call no more.
@@ -219,12 +226,16 @@ class Mailbox:
             opened: what came with the claim.
         """
         self._open(opened or self._consume(None))
+        waited = False
         while not self._kept.finished:
             if any(source.cut_to is not None for source in self._sources.values()):
                 self._roll_back()
-            elif self._is_enough() or (self._available() and await self._lingered()):
+            elif self._is_enough() or (waited and self._available()):
+                waited = False
                 if not await self._work():
                     return False
+            elif self._available() and await self._lingered():
+                waited = True
             elif self._has_ended():
                 self._finish()
             elif not (await self._more_comes() or self._read()):
@@ -329,11 +340,17 @@ class Mailbox:
         self._kept.positions = {stream: source.position for stream, source in self._sources.items()}
         cursors = {stream: source.mark() for stream, source in self._sources.items()}
         after = {stream: source.cursor for stream, source in self._sources.items()}
-        return Commit(cursors, after, self._stores.pack(msgspec.to_builtins(self._kept)), **more)
+        return Commit(cursors, after, self._packed(), **more)
+
+    def _packed(self) -> bytes:
+        try:
+            return self._stores.pack(list(msgspec.structs.astuple(self._kept)))
+        except NotSerializable as error:
+            raise ToolError(f"the state after a batch cannot be stored: {error}") from error
 
     def _commit_and_read(self, commit: Commit) -> bool:
         """Commits, and reads on; goes idle where nothing more is there. False: it did."""
-        self._stays = self._batch.min_items == 1
+        self._stays, self.went_on = self._batch.min_items == 1, True
         waits = not ((self._stays and self._stores.has_room()) or self._available() or self._has_ended())
         drain = self._consume(commit, need=self._batch.min_items if waits else None)
         self._take_in(drain)
@@ -354,6 +371,7 @@ class Folding(Mailbox):
         own: its own stream: name, kind of content, and who reads it.
         apply: takes the state and the batch by stream.
         finish: what is put out in the end, from the last state.
+        is_skipped: whether one that it read was skipped, and so it is too.
     """
 
     def __init__(
@@ -362,10 +380,11 @@ class Folding(Mailbox):
         own: tuple[str, ContentKind, Sequence[str]],
         apply: Callable[[Any, Mapping[str, Any]], Awaitable[Applied]],
         finish: Callable[[Any], Any],
+        is_skipped: Callable[[], bool],
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self._own, self._apply, self._last = own, apply, finish
+        self._own, self._apply, self._last, self._is_skipped = own, apply, finish, is_skipped
         self._outlet = Outlet(*own, nothing(own[1]))
 
     @property
@@ -391,7 +410,11 @@ class Folding(Mailbox):
 
     async def _work(self) -> bool:
         batch = {stream: source.consume(self._batch.max_items) for stream, source in self._sources.items()}
-        state, emitted = await self._apply(self._kept.state, batch)
+        self.batch_since = time.monotonic()
+        try:
+            state, emitted = await self._apply(self._kept.state, batch)
+        finally:
+            self.batch_since = None
         self._outlet.add(emitted)
         self._kept.state, self._kept.emitted = state, self._outlet.position
         return self._commit_and_read(self._flushed())
@@ -406,13 +429,14 @@ class Folding(Mailbox):
         self._kept = _Kept(self._initial, said=len(said))
         self._outlet.begin_again(said)
         self._sources = {stream: _source(stream, kind) for stream, kind in self._kinds.items()}
-        self._take_in(self._consume(Commit({}, {}, self._stores.pack(msgspec.to_builtins(self._kept)))))
+        self._take_in(self._consume(Commit({}, {}, self._packed())))
         for stream, source in self._sources.items():
             chunks = self._stores.ledger.chunks(self._run_id, stream, after=source.cursor)
             source.take_in(chunks, self._contents(chunks))
 
     def _finish(self) -> None:
-        self._outlet.add(self._last(self._kept.state))
+        if not self._is_skipped():
+            self._outlet.add(self._last(self._kept.state))
         self._outlet.end()
         self._kept.emitted, self._kept.finished = self._outlet.position, True
         self._consume(self._flushed())

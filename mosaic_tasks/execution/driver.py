@@ -173,7 +173,7 @@ class Drive:
             return self._claimed.popleft() if self._claimed else None
 
     def _run_sync(self, work: Work) -> None:
-        running = Running([work], together=False)
+        running = Running([work], together=False, batch_since=self.execution.batch_since)
         begun = time.perf_counter()
         try:
             with running.context:
@@ -186,7 +186,7 @@ class Drive:
         self._settle(work.claim, outcome, time.perf_counter() - begun)
 
     def _run_together(self, works: Sequence[Work]) -> None:
-        running = Running(works, together=True)
+        running = Running(works, together=True, batch_since=self.execution.batch_since)
 
         async def run_one(work: Work) -> None:
             running.begin()
@@ -306,7 +306,8 @@ class Drive:
         if outcome.usage is not None:
             with self._lock:
                 self._finished.usages.append(outcome.usage)
-        pause = retry_pause(node, claim.failures) if outcome.retryable else None
+        failures = 0 if outcome.is_first else claim.failures
+        pause = retry_pause(node, failures) if outcome.retryable else None
         self.process.reporter.failed(self.run_id, claim.call, outcome.error, retried=pause is not None)
         log.warning(
             "call.failed",
@@ -314,7 +315,7 @@ class Drive:
             run=self.run_id,
             node=node.name,
             call=claim.call,
-            attempt=claim.failures + 1,
+            attempt=failures + 1,
             error=outcome.error,
             retry_s=pause,
         )
@@ -329,6 +330,7 @@ class Drive:
         """The declared way out of a failure: skipped, or with its default. Where the claim is lost, another attempt
         decides."""
         endings, holder = self.execution.endings, self._claimant
+        self.execution.abandon(claim)
         try:
             if node.on_failure == "skip":
                 self._skip(claim, error, endings.taken_back(claim, error, holder=holder))

@@ -48,11 +48,19 @@ class Endings:
         if not publishes or call.item is not None:
             return Ending(self._marks(call, value), parts)
         publication = Publication(self._process, self._run_id, self._plan, claim, holder=holder, resumes=True)
-        if publishes == "item" and isinstance(value, list):
-            publication.items(value)
-        elif publishes == "text" and isinstance(value, str):
-            publication.text(value)
+        for path in self._plan.ended_paths(call.node):
+            content = self._content(Ref(call.node, path), value)
+            if publishes == "text" and not path and isinstance(content, str):
+                publication.text(content)
+            elif (path or publishes == "item") and isinstance(content, list):
+                publication.items(content, path)
         return self._published(publication, parts)
+
+    def _content(self, part: Ref, value: Any) -> Any:
+        try:
+            return read(part, value, self._plan.label)
+        except BindingError:
+            return None
 
     def _published(self, publication: Publication, parts: list[Field]) -> Ending:
         """The ending of a call that published: only what was not announced is left."""

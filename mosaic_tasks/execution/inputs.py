@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mosaic_queues.errors import BindingError, ToolError
+from mosaic_queues.errors import BindingError, ClaimLost, ToolError
 from mosaic_queues.ledger import INPUTS_CALL
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Path, Ref
 from mosaic_tasks.definition.references import read
@@ -107,11 +107,11 @@ class Inputs:
         """What the node's condition and templates see, without its arguments."""
         return {name: self._read(ref, item, early) for name, ref in node.plan.names.items()}
 
-    def items(self, node: PreparedNode) -> Sequence[Any]:
+    def items(self, node: PreparedNode, early: Early) -> Sequence[Any]:
         """The list that a fan-out goes over."""
         ref = node.plan.for_each
         assert ref is not None
-        items = self._read(ref, None, {})
+        items = self._read(ref, None, early)
         if not isinstance(items, list):
             raise ToolError(f"for_each needs a list, and got {type(items).__name__}: {str(items)[:80]!r}")
         most = self._process.settings.max_items
@@ -121,9 +121,9 @@ class Inputs:
             )
         return items
 
-    def collect(self, node: PreparedNode) -> list[Any]:
+    def collect(self, node: PreparedNode, early: Early) -> list[Any]:
         """The results of all items in order; None for one that was skipped."""
-        calls = [f"{node.number}.{item}" for item in range(len(self.items(node)))]
+        calls = [f"{node.number}.{item}" for item in range(len(self.items(node, early)))]
         envelopes = [envelope or b"" for envelope in self._process.ledger.outputs(self._run_id, calls)]
         return [None if value is _SKIPPED else value for value in self._unpacked(envelopes)]
 
@@ -171,18 +171,22 @@ class Inputs:
         names = {**self.names(node, item, early), **arguments} if node.plan.agent is not None else {}
         return arguments, names
 
-    def item(self, call: str, node: PreparedNode, place: int) -> Any:
+    def item(self, call: str, node: PreparedNode, place: int, early: Early) -> Any:
         """The item of a call of a fan-out."""
         if not node.plan.grows:
-            return self.items(node)[place]
+            return self.items(node, early)[place]
         if call not in self._grown:
             self._fetch_grown([call])
+        if call not in self._grown:
+            raise ClaimLost(f"the item of call {call!r} is gone: its fan-out runs again")
         return self._grown.pop(call)
 
     def _fetch_grown(self, calls: Sequence[str]) -> None:
-        envelopes = [envelope or b"" for envelope in self._process.ledger.item_envelopes(self._run_id, calls)]
-        values = self._process.payloads.unpack_many(self._run_id, envelopes)
-        self._grown.update(zip(calls, values, strict=True))
+        """Gets the items of calls, but for those that were undone meanwhile."""
+        found = zip(calls, self._process.ledger.item_envelopes(self._run_id, calls), strict=True)
+        present = {call: envelope for call, envelope in found if envelope is not None}
+        values = self._process.payloads.unpack_many(self._run_id, list(present.values()))
+        self._grown.update(zip(present, values, strict=True))
 
 
 def output_call(source: int) -> str:

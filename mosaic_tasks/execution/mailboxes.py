@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ToolError
-from mosaic_queues.ledger import Usage
+from mosaic_queues.ledger import Claim, Usage
 from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.agents import run_agent
-from mosaic_tasks.execution.consuming import Applied, Folding, Growing, SourceKind, Stores
+from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, SourceKind, Stores
 from mosaic_tasks.execution.content import ContentKind
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
 from mosaic_tasks.execution.outcomes import (
@@ -25,6 +26,7 @@ from mosaic_tasks.execution.outcomes import (
     Value,
     Work,
     shown,
+    timed_out,
     total_usage,
     usage_of,
 )
@@ -37,6 +39,17 @@ class Mailboxes:
 
     def __init__(self, process: Process, run_id: str, plan: PreparedPlan, inputs: Inputs) -> None:
         self._process, self._run_id, self._plan, self._inputs = process, run_id, plan, inputs
+        self._sessions: dict[Claim, Mailbox] = {}
+
+    def batch_since(self, claim: Claim) -> float | None:
+        """When the session of a claim began with its batch (monotonic), None between two."""
+        session = self._sessions.get(claim)
+        return session.batch_since if session is not None else None
+
+    def went_on(self, claim: Claim) -> bool:
+        """Whether the session of a claim, which is over, committed a batch."""
+        session = self._sessions.pop(claim, None)
+        return session is not None and session.went_on
 
     def _box(self, work: Work) -> dict[str, Any]:
         """What every mailbox is made with."""
@@ -106,6 +119,7 @@ class Mailboxes:
             own=(stream, kind, self._plan.readers(stream)),
             apply=apply,
             finish=lambda state: _emitted(options.finish(state) if options.finish else (), kind, node),
+            is_skipped=lambda: self._skipped_source(node) is not None,
         )
         return folding, usages
 
@@ -120,9 +134,11 @@ class Mailboxes:
     async def run(self, work: Work) -> Outcome:
         """A session of a mailbox."""
         if work.node.plan.grows:
-            await self._growing(work).run(work.opened)
+            growing = self._sessions[work.claim] = self._growing(work)
+            await growing.run(work.opened)
             return Read("its list is read")
         folding, usages = self._folding(work)
+        self._sessions[work.claim] = folding
         if not await folding.run(work.opened):
             return Read("what came is read", total_usage(usages))
         if (skipped := self._skipped_source(work.node)) is not None:
@@ -145,12 +161,24 @@ async def _folded(node: PreparedNode, state: Any, arguments: Mapping[str, Any], 
     try:
         result = node.tool.function(own_copy(state), **node.tool.typed(arguments))
         if inspect.isawaitable(result):
-            result = await result
+            result = await _within(result, node)
     except RedisError as error:  # the tool's own server, not ours
         raise ToolError(f"{type(error).__name__}: {error}") from error
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ToolError(f"a fold returns (state, items), and {node.plan.target!r} returned {shown(result)}")
     return Applied(result[0], _emitted(result[1], kind, node))
+
+
+async def _within(result: Awaitable[Any], node: PreparedNode) -> Any:
+    """A batch of a coroutine, within the node's timeout."""
+    limit = asyncio.timeout(node.plan.timeout_s)
+    try:
+        async with limit:
+            return await result
+    except TimeoutError:
+        if limit.expired():
+            raise timed_out(node) from None
+        raise
 
 
 def _emitted(items: Any, kind: ContentKind, node: PreparedNode) -> Any:

@@ -76,11 +76,16 @@ class Expand(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A call failed; `usage` is what an agent spent all the same."""
+    """A call failed; `usage` is what an agent spent all the same.
+
+    Attributes:
+        is_first: it did something since its last failure, so this one counts as the first.
+    """
 
     error: str
     retryable: bool
     usage: Usage | None = None
+    is_first: bool = False
 
 
 class Read(NamedTuple):

@@ -195,17 +195,24 @@ class Process:
         again: Redo,
         *,
         holder: str,
+        is_over: bool = False,
         claim: Claim | None = None,
         fields: Mapping[str, bytes] | None = None,
-    ) -> None:
-        """Has nodes of a run, over or not, run again; crash-safe as opening a run is."""
+    ) -> bool:
+        """Has nodes of a run, over or not, run again; crash-safe as opening a run is. False: see `Ledger.redo`."""
         config, plan = self.settings, self.plan_of(run_id)
         keep_s = config.max_run_s + config.retention_s
         self.ledger.prolong_plans([plan.hash], keep_s=keep_s)
         self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)
-        ready = self.ledger.redo(run_id, again, holder=holder, keep_s=keep_s, claim=claim, fields=fields)
+        ready = self.ledger.redo(
+            run_id, again, holder=holder, keep_s=keep_s, is_over=is_over, claim=claim, fields=fields
+        )
+        if ready is None:
+            return False
+        self.payloads.keep_objects_until(run_id, time.time() + keep_s)
         self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)  # may have been unlisted meanwhile
         self.publish(run_id, plan, ready)
+        return True
 
     def _batch_size(self, plan: PreparedPlan) -> BatchSize:
         def size(queue: str, calls: Sequence[str]) -> int:

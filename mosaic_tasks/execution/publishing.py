@@ -52,7 +52,14 @@ class Outlet:
     """
 
     def __init__(
-        self, stream: str, kind: ContentKind, readers: Sequence[str], earlier: Any, *, position: int = 0
+        self,
+        stream: str,
+        kind: ContentKind,
+        readers: Sequence[str],
+        earlier: Any,
+        *,
+        position: int = 0,
+        flushes: int = 0,
     ) -> None:
         self.stream, self.kind, self.readers = stream, kind, readers
         self.earlier, self.position = earlier, position
@@ -60,7 +67,7 @@ class Outlet:
         self._waiting: list[Any] = []
         self.waiting = 0
         self._retract: int | None = None
-        self._flushes = 0
+        self._flushes = flushes
 
     @property
     def is_due(self) -> bool:
@@ -174,17 +181,24 @@ class Publication:
         """The stream of a part of the output; opened when first asked for."""
         outlet = self._outlets.get(path)
         if outlet is None:
-            stream = stream_name(self._number, path)
-            outlet = Outlet(stream, kind, self._plan.readers(stream), self._earlier(stream, kind))
-            self._outlets[path] = outlet
+            outlet = self._outlets[path] = self._opened(stream_name(self._number, path), kind)
         return outlet
 
-    def _earlier(self, stream: str, kind: ContentKind) -> Any:
-        """What earlier attempts published; the first attempt need not ask."""
-        if not self._resumes:
-            return nothing(kind)
-        chunks = self._process.ledger.chunks(self._run_id, stream)
-        return content_of(chunks, self._unpack, kind)
+    def _opened(self, stream: str, kind: ContentKind) -> Outlet:
+        """With what earlier attempts published, or this one before it failed; the first attempt need not ask."""
+        chunks = self._process.ledger.chunks(self._run_id, stream) if self._resumes else []
+        flushes = max((chunk.flush for chunk in chunks if chunk.attempt == self._claim.fence), default=0)
+        earlier = content_of(chunks, self._unpack, kind) if chunks else nothing(kind)
+        return Outlet(stream, kind, self._plan.readers(stream), earlier, flushes=flushes)
+
+    def abandon(self) -> None:
+        """The call failed: nothing more of it is published."""
+        with self._flushing, self._room:
+            self._error = self._error or ClaimLost(f"call {self._claim.call!r} has failed")
+            self._batches.clear()
+            self._fields = []
+            self._outlets = {}
+            self._room.notify_all()
 
     def text(self, piece: str, path: Path = ()) -> None:
         """The call's text goes on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mosaic_tasks.execution.interrupting import Interruptible
 from mosaic_tasks.execution.outcomes import Work
@@ -20,6 +20,9 @@ LOOP_GRACE_S = 1.0
 class Running:
     """One tool call, or several coroutines together.
 
+    Args:
+        batch_since: when a mailbox began with its batch (monotonic), None between two: its timeout is that of a batch.
+
     Made and ended by the drive's thread; `overdue`, `interrupt` and `resists` are the watch's.
 
     Attributes:
@@ -28,9 +31,11 @@ class Running:
         reason: why the watch ends it.
     """
 
-    def __init__(self, works: Sequence[Work], *, together: bool) -> None:
+    def __init__(
+        self, works: Sequence[Work], *, together: bool, batch_since: Callable[[Work], float | None]
+    ) -> None:
         self.works, self.context, self.since = list(works), Interruptible(), time.monotonic()
-        self._together = together
+        self._together, self._batch_since = together, batch_since
         self._interrupted_at: float | None = None
         self._insisted_at = 0.0
         self.reason: Exception | None = None
@@ -53,7 +58,8 @@ class Running:
         grace = LOOP_GRACE_S if self._together else 0.0
         for work in list(self.works):
             timeout_s = work.node.plan.timeout_s
-            if timeout_s is not None and now - self.since > timeout_s + grace:
+            since = self._batch_since(work) if work.call.reads else self.since
+            if timeout_s is not None and since is not None and now - since > timeout_s + grace:
                 return work
         return None
 

@@ -411,12 +411,16 @@ class Ledger:
         *,
         holder: str,
         keep_s: float,
+        is_over: bool = False,
         claim: Claim | None = None,
         fields: Mapping[str, bytes] | None = None,
-    ) -> list[Group]:
+    ) -> list[Group] | None:
         """Opens a new epoch: some nodes run again, the rest is kept. Returns the calls to publish.
 
+        None: nothing happened, since the run is not over any more, or is so now: look again.
+
         Args:
+            is_over: whether the run is taken to be over; it is not asked where a producer corrects itself.
             claim: of the producer that corrects `fields`, parts of its output that it announced.
 
         Raises:
@@ -425,6 +429,7 @@ class Ledger:
         """
         argument = {
             "claim": (claim.call, claim.fence) if claim else False,
+            "over": is_over,
             "nodes": again.nodes,
             "joins": again.joins,
             "roots": again.roots,
@@ -435,6 +440,8 @@ class Ledger:
         }
         envelopes = list((fields or {}).values())
         epoch, ready = _REDO(self.client, self.keys.run(run_id), argument, envelopes)
+        if epoch < 0:
+            return None
         if not epoch and claim:
             _check("stale", run_id, claim)
         if not epoch:

@@ -233,11 +233,33 @@ def test_the_bound_is_the_critical_path_with_overlap(bound: ModuleType) -> None:
     assert bound.bound_s([draft, bound.tool("slow", 9.0, after=[("draft", "One.")])]) == 10.0
 
 
+def test_an_agent_is_asked_about_a_batch_when_it_has_come_and_the_one_before_is_answered(
+    bound: ModuleType,
+) -> None:
+    draft = bound.Step("draft", [(1.0, "One. "), (2.0, "Two. "), (9.0, "Three.")])
+    said = Recording(text="Yes.", key="a", first_token_s=3.0)
+    steps = bound.batches("edit", [(said, [("draft", text)]) for text in ("One.", "Two.", "Three.")])
+    assert [step.name for step in steps] == ["edit0", "edit1", "edit2"]
+    assert [bound.bound_s([draft, *steps[:count]]) for count in (1, 2, 3)] == [9.0, 9.0, 12.0]
+    assert bound.bound_s([bound.Step("draft", [(1.0, "One. Two. Three.")]), *steps]) == 10.0
+
+
 def test_an_answer_is_timed_as_it_is_replayed(bound: ModuleType) -> None:
     recorded = Recording(text="Some words are here.", key="a", first_token_s=1.0, tokens_per_s=1.0)
     step = bound.answer("a", recorded)
     assert step.when("Some") == 1.0
     assert 1.0 < step.when("") <= 1.0 + len(recorded.text) / 4
+
+
+def test_a_client_that_has_ended_is_told_of_with_the_logs(load: Callable[[str], ModuleType]) -> None:
+    processes = load("processes")
+    with processes.Processes() as started:
+        worker = started.start("worker", ["echo", "I was here"], environment={})
+        client = processes.Client(started, "client", "no_such_side", environment={}, workers=[worker])
+        for part in (worker, client.started):
+            part.process.wait()
+        with pytest.raises(processes.BenchmarkError, match=r"(?s)'client' ended.*no_such_side.*I was here"):
+            client.ask("workers", 1)
 
 
 @pytest.mark.parametrize("name", ["financial_report", "weekly_report"])
@@ -250,6 +272,17 @@ def test_a_barrier_waits_for_every_producer(scenarios: ModuleType, name: str) ->
     assert [(node.name, set(node.deps)) for node in before.nodes] == [
         (node.name, set(node.deps)) for node in after.nodes
     ]
+
+
+def test_what_stays_a_stream_as_a_barrier_is_read_in_the_same_parts(scenarios: ModuleType) -> None:
+    prompt = "{% if so_far %}Go on.{% endif %} {{ draft | join }}"
+    nodes = {
+        "draft": {"agent": {"prompt": "Write."}},
+        "edit": {"agent": {"prompt": prompt}, "edges": {"draft": {"kind": "stream", "by": "sentence"}}},
+    }
+    workflow = Workflow.from_data({"name": "made", "nodes": nodes, "output": "edit"})
+    (edge,) = compile_workflow(scenarios.barrier(workflow)).nodes[1].edges
+    assert (edge.kind, edge.stable, edge.by) == ("stream", True, "sentence")
 
 
 def test_an_agent_of_a_barrier_reads_the_whole_text_of_the_one_before(
@@ -278,12 +311,13 @@ def test_a_stage_of_the_chain_answers_sentences_by_twos_as_it_answers_all(
     )
 
 
-def test_the_financial_report_has_an_answer_for_everything_it_asks(
-    scenarios: ModuleType, tmp_path: Path
+def test_the_bound_of_the_financial_report_knows_every_agent(
+    scenarios: ModuleType, bound: ModuleType, tmp_path: Path
 ) -> None:
     finance = scenarios.finance(tmp_path, 2.0)
-    extract = next(step for step in finance.steps if step.name == "extract")
-    assert finance.bound_s >= extract.when("")
+    agents = {node.name for node in compile_workflow(finance.workflow).nodes if node.kind == "agent"}
+    assert agents == {step.name.rstrip("0123456789") for step in finance.steps} - {"ratios"}
+    assert finance.bound_s > bound.bound_s(finance.steps[:-1])
     assert scenarios.finance(tmp_path, 4.0).bound_s == pytest.approx(finance.bound_s / 2)
 
 

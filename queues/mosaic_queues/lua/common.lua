@@ -8,7 +8,8 @@
 --   4 events  stream field e: msgpack list of events
 --   5 blobs   hash   payloads
 --   6 end     stream one entry when the run is over: what waits for the end reads this alone
---   7 boxes   hash   of runs with streams: s:<stream> -> 1 for each stream there is; of mailboxes: c:<call> -> cursors (msgpack
+--   7 boxes   hash   of runs with streams: s:<stream> -> 1 for each stream there is, b:<stream> -> the
+--                    entry after which its latest epoch begins; of mailboxes: c:<call> -> cursors (msgpack
 --                    stream -> entry id), m:<call> -> state; i:<call> -> envelope of the item of a grown call
 -- and for each stream, in the same slot: s:<stream>, a stream of chunks, field c: msgpack {kind, call, fence, flush, offset,
 -- count}, field d: their data as a payload envelope. A stream is named by its node, and for a part of its output by its path.

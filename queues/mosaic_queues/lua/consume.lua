@@ -27,7 +27,9 @@ if arg.commit then
       redis.call('XADD', stream_key(stream .. '!'), 'MAXLEN', 1, '*', 'read', arg.id)
       redis.call('PEXPIRE', stream_key(stream .. '!'), 60000)
     end
-    call[AWAITED] = nil
+  end
+  if call[AWAITED] or call[FAILURES] > 0 or call[LOSSES] > 0 then   -- each batch has its attempts
+    call[AWAITED], call[FAILURES], call[LOSSES] = nil, 0, 0
     redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
   end
   if is_new and arg.grow then

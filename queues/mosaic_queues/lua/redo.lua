@@ -1,15 +1,18 @@
 -- Opens a new epoch of a run: some nodes run again, the rest is kept. Nothing of two epochs meets: calls of these nodes that
 -- run now are refused when they end, their streams begin again, and claims of the new epoch count above all earlier ones.
 -- arg: claim   false, or {id, fence}: the producer that corrects what it announced
+--      over    whether the caller took the run to be over (nil: either); otherwise nothing happens
 --      nodes   {number}
 --      joins   {{join, size, {names of outputs that it waits for and that are kept}, {groups of the nodes}}}
 --      roots   {groups} that wait for nothing
 --      boxes   {{mailbox, {streams}}}
 --      fields  {name}: parts of outputs that are corrected; their envelopes from ARGV[2] on
 --      holder, keep_ms
--- Returns {epoch, ready {{queue, {ids}}}}; epoch 0 where the claim is stale or the run is gone.
+-- Returns {epoch, ready {{queue, {ids}}}}; epoch 0 where the claim is stale or the run is gone, -1 where it is over or is not.
 if redis.call('EXISTS', RUN) == 0 then return cmsgpack.pack({0, {}}) end
 if arg.claim and not is_held(states({arg.claim[1]})[1], arg.claim[2]) then return cmsgpack.pack({0, {}}) end
+local is_over = redis.call('HGET', RUN, 'status') ~= 'running'
+if not arg.claim and is_over ~= arg.over then return cmsgpack.pack({-1, {}}) end
 local again = {}
 for _, number in ipairs(arg.nodes) do again[tostring(number)] = true end
 
@@ -35,12 +38,14 @@ for _, field in ipairs(redis.call('HKEYS', BOXES)) do
   if again[number] then
     local header = cmsgpack.pack({'retract', number, base, 0, 0, 0})
     begins[stream] = redis.call('XADD', stream_key(stream), '*', 'c', header, 'd', '')
+    redis.call('HSET', BOXES, 'b:' .. stream, begins[stream])
   end
 end
 for _, box in ipairs(arg.boxes) do
   local cursors, any = {}, false
   for _, stream in ipairs(box[2]) do
-    if begins[stream] then cursors[stream], any = begins[stream], true end
+    local begin = begins[stream] or redis.call('HGET', BOXES, 'b:' .. stream)
+    if begin then cursors[stream], any = begin, true end
   end
   if any then redis.call('HSET', BOXES, 'c:' .. box[1], cmsgpack.pack(cursors)) end
 end
