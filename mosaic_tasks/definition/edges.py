@@ -13,7 +13,7 @@ from mosaic_tasks.definition.grammar import EdgeRule, Node
 from mosaic_tasks.definition.plan import Batch, Edge, Path, Ref
 from mosaic_tasks.definition.references import ReferenceSyntaxError, did_you_mean, parse, path_text, refs_in
 from mosaic_tasks.definition.schemas import NoSuchPath, Schema, schema_at
-from mosaic_tasks.definition.templates import names_in_expression
+from mosaic_tasks.definition.templates import TemplateProblem, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec
 
 Publishes = Literal["", "text", "item"]
@@ -188,7 +188,7 @@ class EdgeReader:
     def _check_consumer(self, number: int, edges: Mapping[int, Edge], report: Report) -> None:
         node, facts = self._nodes[number], self._facts[number]
         streams = [edge for edge in edges.values() if edge.kind == "stream"]
-        for name in names_in_expression(node.when) if node.when else ():
+        for name in _names_of_condition(node):
             edge = edges.get(self._numbers.get(name, -1))
             if edge is not None and edge.kind != "fields":
                 report(
@@ -206,6 +206,13 @@ class EdgeReader:
             report("a node that reads a stream is an agent, or a tool made by @fold", "edges")
         elif any(len(edge.paths) > 1 for edge in streams):
             report("it reads two parts of one producer as streams; read one, or the whole", "edges")
+
+
+def _names_of_condition(node: Node) -> Iterable[str]:
+    try:
+        return names_in_expression(node.when) if node.when else ()
+    except TemplateProblem:  # told already
+        return ()
 
 
 def _report_edge(report: Report, name: str, message: str) -> None:

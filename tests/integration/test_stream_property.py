@@ -441,7 +441,9 @@ class StreamMachine(RuleBasedStateMachine):
             return Applied(*folded(state, pieces, own[1]))
 
         last = lambda state: finished(state, own[1])  # noqa: E731
-        return Folding(self.run_id, claim, **box, initial=0, own=own, apply=apply, finish=last)
+        return Folding(
+            self.run_id, claim, **box, initial=0, own=own, apply=apply, finish=last, is_skipped=bool
+        )
 
     # -- calls of fan-outs
 
