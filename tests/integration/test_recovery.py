@@ -16,6 +16,7 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from mosaic_queues import run_sizes
+from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import PayloadError
 from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Done, Group, Ledger
@@ -23,7 +24,7 @@ from mosaic_queues.liveness import Liveness, join_liveness, live_processes
 from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunRecovery
 from mosaic_queues.run_sizes import RunSizes
 from mosaic_queues.settings import Settings
-from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, server_ms, start_sweeping
+from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, start_sweeping
 from mosaic_tasks import Flow
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
