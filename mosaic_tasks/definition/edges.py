@@ -88,6 +88,12 @@ class EdgeReader:
         if paths is None:
             return None
         if rule.kind == "fields":
+            for read in self._read_paths(number, source):
+                if not any(read[: len(path)] == path for path in paths):
+                    report(
+                        f"it reads {path_text(read).lstrip('.')!r}, which is none of the fields of this edge"
+                    )
+                    return None
             return self._fields_edge(source, paths, rule, report)
         for path in paths:
             if reason := self._no_stream(source, path):
@@ -183,6 +189,8 @@ class EdgeReader:
 
     def _is_plain_text(self, source: int) -> bool:
         producer = self._nodes[source]
+        if producer.tool is not None and self._facts[source].spec is None:
+            return True  # tools are not imported here
         return publishes(producer, self._facts[source]) == "text" and self._facts[source].agent_schema is None
 
     def _check_consumer(self, number: int, edges: Mapping[int, Edge], report: Report) -> None:
@@ -196,7 +204,7 @@ class EdgeReader:
                     "when",
                 )
         is_fold = facts.spec is not None and facts.spec.fold is not None
-        if is_fold and not streams:
+        if is_fold and not streams and not node.edges:
             report("a fold reads a stream; say which: edges: {PRODUCER: stream}", "edges")
         if not streams:
             return

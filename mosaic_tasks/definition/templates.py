@@ -121,10 +121,15 @@ def _attribute(node: nodes.Node) -> str | None:
 
 
 class Reads(NamedTuple):
-    """What a template reads from outside: names, and the keys it follows from them (`people.total`)."""
+    """What a template reads from outside: names, and the keys it follows from them (`people.total`).
+
+    Attributes:
+        whole: names that it also reads without a key.
+    """
 
     names: frozenset[str]
     paths: frozenset[tuple[str, ...]]
+    whole: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=4096)
@@ -137,7 +142,13 @@ def reads_of(source: str, *, expression: bool = False) -> Reads:
     tree = _parsed(source, expression=expression)
     found = _Found(tree)
     names = (meta.find_undeclared_variables(tree) if found.assigns else found.read) - GLOBAL_NAMES
-    return Reads(frozenset(names), frozenset(path for path in found.paths() if path[0] in names - found.made))
+    paths = frozenset(path for path in found.paths() if path[0] in names - found.made)
+    return Reads(frozenset(names), paths, frozenset(_without_key(tree) & names))
+
+
+def _without_key(tree: nodes.Template) -> set[str]:
+    chained = {id(chain.node) for kind in (nodes.Getattr, nodes.Getitem) for chain in tree.find_all(kind)}
+    return {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load" and id(name) not in chained}
 
 
 class _Found:

@@ -44,7 +44,7 @@ _MODEL = re.compile(r"extractive(:.*)?|[a-z][a-z0-9_-]*:.+")
 _RESERVED = RESERVED_NAMES | {"inputs", "item"}
 _SHOWN_CYCLES = 10
 _SHOWN_STEPS = 60
-_UNKNOWN = 0
+_UNKNOWN = -3
 """Stands for the number of a node that does not exist; the workflow is refused."""
 
 
@@ -247,7 +247,7 @@ class _Checker:
             self._report(str(error), *where)
             return
         given: Collection[str] = () if condition else self._node.arguments
-        facts.reads += [(where, path) for path in sorted(reads.paths)]
+        facts.reads += [(where, path) for path in sorted([*reads.paths, *((name,) for name in reads.whole)])]
         for name in sorted(reads.names):
             if name in given:
                 continue
@@ -405,6 +405,8 @@ class _Checker:
             return self.inputs
         if source == ITEM:
             return self._item_schema(facts)
+        if source == _UNKNOWN:
+            return ANY
         if source not in self._outputs:
             self._outputs[source] = self._output_schema(source)
         return self._outputs[source]

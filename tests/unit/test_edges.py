@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks import Workflow
+from mosaic_tasks import Workflow, fold
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Edge
 
@@ -102,3 +102,38 @@ def test_an_edge_that_cannot_be_is_told(
 ) -> None:
     with pytest.raises(DefinitionError, match=message):
         edges(producer, reader)
+
+
+def test_a_field_that_is_read_must_be_one_of_the_edge() -> None:
+    nodes = {
+        "extract": EXTRACT,
+        "reader": tool(
+            "both",
+            with_={"a": "${extract.revenue}", "b": "${extract.warnings}"},
+            edges={"extract": {"fields": ["revenue"]}},
+        ),
+    }
+    with pytest.raises(
+        DefinitionError, match="it reads 'warnings', which is none of the fields of this edge"
+    ):
+        compile_workflow(Workflow.from_data({"name": "w", "nodes": nodes, "output": "reader"}))
+
+
+def test_a_template_that_reads_the_whole_beside_a_field_has_no_fields() -> None:
+    asked = {
+        "agent": {"prompt": "{{ extract }} and {{ extract.revenue }}", "model": "extractive"},
+        "edges": {"extract": "fields"},
+    }
+    with pytest.raises(DefinitionError, match="since the node reads the whole output"):
+        compile_workflow(
+            Workflow.from_data(
+                {"name": "w", "nodes": {"extract": EXTRACT, "asked": asked}, "output": "asked"}
+            )
+        )
+
+
+def test_a_fold_of_no_known_output_is_refused() -> None:
+    with pytest.raises(
+        DefinitionError, match="a fold has no output 'string'; it is one of items, text, state"
+    ):
+        fold(output="string")  # type: ignore[call-overload]
