@@ -147,7 +147,8 @@ def reads_of(source: str, *, expression: bool = False) -> Reads:
 
 
 def _without_key(tree: nodes.Template) -> set[str]:
-    chained = {id(chain.node) for kind in (nodes.Getattr, nodes.Getitem) for chain in tree.find_all(kind)}
+    chained = {id(chain.node) for chain in tree.find_all(nodes.Getattr)}
+    chained |= {id(chain.node) for chain in tree.find_all(nodes.Getitem)}
     return {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load" and id(name) not in chained}
 
 
