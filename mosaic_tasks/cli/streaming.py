@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mosaic_queues.errors import NoWorker
 from mosaic_tasks.cli.options import RunArgument, utf8
 from mosaic_tasks.cli.output import print_json_line
 from mosaic_tasks.cli.running import bad_end
@@ -42,6 +43,8 @@ def stream(
     from mosaic_tasks.client import get_run
 
     run, last = get_run(run_id), None
+    if queues := run.unserved_queues():
+        typer.echo(f"mosaic: {NoWorker(queues, run_id=run.id)}", err=True)
     with run.stream(node, after=after) as events:
         for event in events:
             (print_json_line if as_json else _print)(event)
@@ -63,7 +66,9 @@ def _print(event: StreamEvent) -> None:
         case "value":
             print_json_line(event.value)
         case "retract":
-            typer.echo(f"\nmosaic: {event.node} takes back what it said from {event.offset} on", err=True)
+            sys.stdout.write("\n")  # what follows begins a line of its own, also where nobody sees the notice
+            sys.stdout.flush()
+            typer.echo(f"mosaic: {event.node} takes back what it said from {event.offset} on", err=True)
         case "end":
             return
 

@@ -516,6 +516,14 @@ def test_the_command_tells_what_is_taken_back_on_stderr(worker: Workers, redis_c
     assert "x takes back what it said from 1 on" in answer.stderr
 
 
+def test_the_command_says_at_once_that_nobody_serves_the_run(redis_client: Redis) -> None:
+    started = run(numbers(3), "numbers")
+    answer = in_thread(lambda: mosaic("stream", started.id))
+    await_blocked(redis_client)
+    started.cancel()
+    assert f"no worker serves the queue 'mosaic.cpu', so run {started.id} waits" in answer().stderr
+
+
 def test_the_command_ends_as_the_run_does(worker: Workers, redis_client: Redis) -> None:
     started = run(gated(), "numbers")
     assert mosaic("stream", started.id, "nubmers").exit_code == ExitCode.USAGE
