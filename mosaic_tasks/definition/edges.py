@@ -88,13 +88,7 @@ class EdgeReader:
         if paths is None:
             return None
         if rule.kind == "fields":
-            for read in self._read_paths(number, source):
-                if not any(read[: len(path)] == path for path in paths):
-                    report(
-                        f"it reads {path_text(read).lstrip('.')!r}, which is none of the fields of this edge"
-                    )
-                    return None
-            return self._fields_edge(source, paths, rule, report)
+            return self._fields_edge(number, source, paths, rule, report)
         for path in paths:
             if reason := self._no_stream(source, path):
                 report(reason)
@@ -131,7 +125,12 @@ class EdgeReader:
             yield from parts or [()]
 
     def _fields_edge(
-        self, source: int, paths: tuple[Path, ...], rule: EdgeRule, report: Callable[[str], None]
+        self,
+        number: int,
+        source: int,
+        paths: tuple[Path, ...],
+        rule: EdgeRule,
+        report: Callable[[str], None],
     ) -> Edge | None:
         producer, facts = self._nodes[source], self._facts[source]
         if producer.agent is None or producer.for_each is not None:
@@ -150,6 +149,11 @@ class EdgeReader:
                 schema_at(facts.agent_schema, path)
             except NoSuchPath as error:
                 report(f"the output of {self._ids[source]!r} {error}")
+                return None
+        for read in self._read_paths(number, source):
+            if not any(read[: len(path)] == path for path in paths):
+                what = repr(path_text(read).lstrip(".")) if read else "the whole output"
+                report(f"it reads {what}, which is none of the fields of this edge")
                 return None
         return Edge(source, "fields", paths, rule.stable)
 
