@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from celery import Celery
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
-from mosaic_queues.ledger import LiveCall, RunRecord
 from mosaic_queues.liveness import live_processes
+from mosaic_queues.transitions import LiveCall, RunRecord
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
@@ -26,6 +27,7 @@ from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import RunView, project
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
 from mosaic_tasks.inspection.said import said
+from mosaic_tasks.inspection.standing import Patience, PatientAsyncReading, PatientReading, Standing
 from mosaic_tasks.submission import submit_to
 
 WORKER_CHECK_S = 1.0
@@ -136,29 +138,55 @@ class Run:
             if event is not None:
                 after = event.id
 
-    def stream(self, node: str | None = None, *, after: str | None = None, follow: bool = True) -> Reading:
+    def stream(
+        self,
+        node: str | None = None,
+        *,
+        after: str | None = None,
+        follow: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
         """What a node puts out, as it comes: an iterator of `StreamEvent`.
 
         It ends after the event `end`, and without one when the run failed or was cancelled before the node closed.
-        Where it is left earlier, close it, from any thread, or use it in a `with`.
+        Where it is left earlier, close it, from any thread, or use it in a `with`. What is there already comes without
+        what was taken back since.
 
         Args:
             node: its name; default: the output node.
             after: the id of the last event already seen.
             follow: False: what is there now, and no more.
+            timeout_s: give up waiting after so long; what is there already is given all the same.
 
         Raises:
             InputError: the workflow has no such node, or `after` is no id of its events.
+            WaitTimeout: the time is over, from the iterator.
         """
-        return Reading(self._process.ledger, lambda: self._part(node, after), follow=follow)
+        patience = self._patience(node, timeout_s if follow else None)
+        open_part = partial(self._part, node, after, patience)
+        return PatientReading(self._process.ledger, open_part, follow=follow, patience=patience)
 
     def astream(
-        self, node: str | None = None, *, after: str | None = None, follow: bool = True
+        self,
+        node: str | None = None,
+        *,
+        after: str | None = None,
+        follow: bool = True,
+        timeout_s: float | None = None,
     ) -> AsyncReading:
         """`stream` for coroutines: `async for`, in an `async with` where it is left earlier. Its first event raises."""
-        return AsyncReading(self._process.ledger, lambda: self._part(node, after), follow=follow)
+        patience = self._patience(node, timeout_s if follow else None)
+        open_part = partial(self._part, node, after, patience)
+        return PatientAsyncReading(self._process.ledger, open_part, follow=follow, patience=patience)
 
-    def _part(self, node: str | None, after: str | None) -> Part:
+    def _patience(self, node: str | None, timeout_s: float | None) -> Patience | None:
+        if timeout_s is None:
+            return None
+        told = "the output node" if node is None else f"node {node!r}"
+        what = f"{told} of run {self.id} has not ended after {timeout_s:g} s; the run goes on"
+        return Patience(time.monotonic() + timeout_s, what)
+
+    def _part(self, node: str | None, after: str | None, patience: Patience | None) -> Part:
         """How a node is read."""
         prepared, process = self._process.plan_of(self.id), self._process
         names = {each.name: number for number, each in enumerate(prepared.plan.nodes)}
@@ -167,7 +195,9 @@ class Run:
             raise InputError(f"the workflow has no node {node!r}{did_you_mean(str(node), names)}")
         read = prepared.plan.nodes[number]
         source = Source(process.ledger, process.payloads, self.id, number, read.name)
-        return part_of(source, read, is_read=bool(prepared.readers(str(number))), after=after)
+        part = part_of(source, read, is_read=bool(prepared.readers(str(number))), after=after)
+        is_ordered, is_fresh = read.for_each is None, after is None
+        return Standing(part, source, is_ordered=is_ordered, is_fresh=is_fresh, patience=patience)
 
     def wait(self, timeout_s: float | None = None, *, no_worker_s: float | None = 5.0) -> RunRecord:
         """Waits for the run's end.

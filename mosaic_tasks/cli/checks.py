@@ -10,7 +10,7 @@ from mosaic_tasks.inspection.wording import counted, listed
 
 if TYPE_CHECKING:
     from mosaic_queues.connection import Clock, ServerFacts
-    from mosaic_queues.liveness import Process
+    from mosaic_queues.liveness import LiveProcess
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -124,7 +124,7 @@ def check_packages(requirements: Iterable[str], version_of: Callable[[str], str 
     return Check("packages", "ok", listed(seen))
 
 
-def check_workers(processes: Sequence[Process]) -> Check:
+def check_workers(processes: Sequence[LiveProcess]) -> Check:
     """Who works."""
     workers = [process for process in processes if process.queues]
     if not workers:
@@ -133,7 +133,7 @@ def check_workers(processes: Sequence[Process]) -> Check:
     return Check("workers", "ok", f"{counted(len(workers), 'worker')}: {names}")
 
 
-def check_queues(waiting: Mapping[str, int], processes: Iterable[Process]) -> list[Check]:
+def check_queues(waiting: Mapping[str, int], processes: Iterable[LiveProcess]) -> list[Check]:
     """Whether each queue with waiting calls has a worker.
 
     Args:

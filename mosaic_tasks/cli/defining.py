@@ -70,8 +70,16 @@ def graph(
     workflow = Workflow.from_file(file)
     plan = compile_workflow(workflow)
     if as_json:
-        edges = [{"from": plan.nodes[dep].name, "to": node.name} for node in plan.nodes for dep in node.deps]
-        nodes = [{"name": node.name, "kind": node.kind, "queue": node.queue} for node in plan.nodes]
+        kinds = [{edge.source: edge.kind for edge in node.edges} for node in plan.nodes]
+        edges = [
+            {"from": plan.nodes[dep].name, "to": node.name, "kind": early.get(dep, "final")}
+            for node, early in zip(plan.nodes, kinds, strict=True)
+            for dep in node.deps
+        ]
+        nodes = [
+            {"name": node.name, "kind": node.kind, "queue": node.queue, "tags": node.tags}
+            for node in plan.nodes
+        ]
         print_json({"name": plan.name, "nodes": nodes, "edges": edges})
         return
     draw = drawing.mermaid if form is GraphFormat.MERMAID else drawing.text

@@ -20,7 +20,7 @@ from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
 from mosaic_tasks.inspection.wording import duration, listed
 
 if TYPE_CHECKING:
-    from mosaic_queues.ledger import RunRecord
+    from mosaic_queues.transitions import RunRecord
     from mosaic_tasks.client import Run
 
 _REFRESH_PER_S = 8

@@ -34,8 +34,8 @@ def _plain(value: Any) -> Any:
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document."""
-    typer.echo(to_json(document))
+    """Prints one JSON document: for a terminal on several lines, for everybody else on one."""
+    typer.echo(to_json(document, indent=2 if sys.stdout.isatty() else 0))
 
 
 def print_json_line(document: Any, *, stream: TextIO | None = None) -> None:
@@ -45,8 +45,9 @@ def print_json_line(document: Any, *, stream: TextIO | None = None) -> None:
 
 
 def print_value(value: Any) -> None:
-    """Prints a run's output: text as it is, everything else as JSON."""
-    typer.echo(value if isinstance(value, str) else to_json(value))
+    """Prints a run's output: text as it is, everything else as JSON, and a newline where it ends without one."""
+    text = value if isinstance(value, str) else to_json(value)
+    typer.echo(text, nl=not text.endswith("\n"))
 
 
 def console(*, to_stderr: bool = False) -> Console:

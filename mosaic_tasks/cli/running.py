@@ -25,7 +25,7 @@ from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
-    from mosaic_queues.ledger import RunRecord
+    from mosaic_queues.transitions import RunRecord
     from mosaic_tasks.client import Run
     from mosaic_tasks.definition.workflow import Workflow
 
@@ -116,14 +116,20 @@ def say_started(started: Run, *, as_json: bool) -> None:
 def watched(
     started: Run, timeout_s: float | None, patience_s: float, *, quiet: bool, known: Sequence[Event] = ()
 ) -> RunRecord:
-    """Waits for a run's end, and shows what happens but for what is known; Ctrl-C ends that alone."""
+    """Waits for a run's end, and shows what happens but for what is known; Ctrl-C ends that alone.
+
+    Why a run failed is not shown: whoever takes the record tells.
+    """
+    from mosaic_tasks.app import app
     from mosaic_tasks.cli.live import watch
+    from mosaic_tasks.cli.watched import Watched
+    from mosaic_tasks.execution.process import process_for
 
     try:
         if quiet:
             return started.wait(timeout_s, no_worker_s=patience_s)
-        to = console(to_stderr=True)
-        return watch(started, to, known=known, timeout_s=timeout_s, no_worker_s=patience_s)
+        shown, to = Watched(started.id, process_for(app)), console(to_stderr=True)
+        return watch(shown, to, known=known, timeout_s=timeout_s, no_worker_s=patience_s)
     except KeyboardInterrupt:
         typer.echo(
             f"\nrun {started.id} goes on without this terminal\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_queues.errors import NoWorker
-from mosaic_tasks.cli.options import RunArgument, utf8
+from mosaic_tasks.cli.options import RunArgument, TimeoutOption, utf8
 from mosaic_tasks.cli.output import print_json_line
 from mosaic_tasks.cli.running import bad_end
 
@@ -26,26 +26,29 @@ def stream(
     after: Annotated[
         str | None, typer.Option(metavar="ID", callback=utf8, help="Begin after the event with this id.")
     ] = None,
+    timeout_s: TimeoutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
 ) -> None:
     """Print what a node puts out, as it comes.
 
-    Text is printed as it is, items as one JSON document a line. What the node takes back is told on stderr. With --json
-    each line is one event; its `id` is what --after takes, to go on where a reader stopped.
+    Text is printed as it is, items as one JSON document a line. What was taken back before this command read it is left
+    out; what the node takes back of the printed is told on stderr. With --json each line is one event; its `id` is what
+    --after takes, to go on where a reader stopped.
 
-    Exit code 1: the run failed before the node's end. 6: it was cancelled.
+    Exit code 1: the run failed before the node's end. 6: it was cancelled. 7: the waiting time is over.
 
     \b
     Examples:
       mosaic stream 0193d5c8-...
       mosaic stream 0193d5c8-... sections --json
+      mosaic stream 0193d5c8-... --timeout 60
     """
     from mosaic_tasks.client import get_run
 
     run, last = get_run(run_id), None
     if queues := run.unserved_queues():
         typer.echo(f"mosaic: {NoWorker(queues, run_id=run.id)}", err=True)
-    with run.stream(node, after=after) as events:
+    with run.stream(node, after=after, timeout_s=timeout_s) as events:
         for event in events:
             (print_json_line if as_json else _print)(event)
             if event.kind == "end" and last is not None and not as_json:

@@ -16,7 +16,7 @@ from mosaic_tasks.inspection.wording import duration
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
-    from mosaic_queues.ledger import RunRecord
+    from mosaic_queues.transitions import RunRecord
     from mosaic_tasks.client import Run
     from mosaic_tasks.definition.plan import Plan
 
@@ -97,8 +97,8 @@ def events(
 ) -> None:
     """Print what happened to a run, in order.
 
-    A node that reads streams reads many times: told are the first time and, in the end, how often. With --json each
-    line is one event, and none is left out; its `id` is what --after takes, to go on where a reader stopped.
+    A node that reads streams is claimed many times: told are the first time and, in the end, how often. With --json
+    each line is one event, and none is left out; its `id` is what --after takes, to go on where a reader stopped.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ class AddNode(Generic[S]):
         for_each: Handle | str | None = None,
         as_: str = "item",
         when: str | None = None,
-        edges: Mapping[str, Any] | None = None,
+        edges: Mapping[Handle | str, Any] | None = None,
         batch: Mapping[str, Any] | None = None,
         after: Iterable[Handle | str] = (),
         retry: Any = None,
@@ -105,7 +105,8 @@ class AddNode(Generic[S]):
             id: by default made from the name of what it runs.
             for_each: the list to fan out over; `as_` names its item (default `item`).
             when: Jinja expression over ids and `inputs`; false skips the node.
-            edges: by id of a node that it reads: `"final"`, `"fields"`, `"stream"`, or the fields of an edge in a file.
+            edges: by a node that it reads, or its id: `"final"`, `"fields"`, `"stream"`, or the fields of an edge in a
+                file.
             batch: how many chunks it takes at once, as in a file.
             after: nodes that end first, without data from them.
             retry: number of attempts, or the fields of `retry` in a file.
@@ -119,7 +120,7 @@ class AddNode(Generic[S]):
             "for_each": str(for_each) if for_each is not None else None,
             "as": as_ if as_ != "item" else None,
             "when": when,
-            "edges": _plain(edges) if edges else None,
+            "edges": _edges(edges) if edges else None,
             "batch": _plain(batch) if batch else None,
             "after": [_node_name(node) for node in after] or None,
             "retry": retry,
@@ -235,6 +236,20 @@ class Flow:
 
 def _node_name(node: Handle | str) -> str:
     return node.name if isinstance(node, Handle) else node
+
+
+def _edges(edges: Mapping[Handle | str, Any]) -> dict[str, Any]:
+    """The edges of a node by the ids of its producers.
+
+    Raises:
+        DefinitionError: a node is there twice.
+    """
+    named = {_node_name(node): _plain(rule) for node, rule in edges.items()}
+    if len(named) < len(edges):
+        raise DefinitionError(
+            [f"`edges` has a node twice: {', '.join(map(_node_name, edges))}; an edge is of a whole node"]
+        )
+    return named
 
 
 def _plain(value: Any) -> Any:

@@ -65,7 +65,6 @@ def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: s
         bindings=facts.bindings,
         deps=facts.deps,
         for_each=facts.for_each,
-        item_name=node.item_name,
         when=node.when,
         names=facts.names,
         retry=_retry(node.retry or options.retry or defaults.retry),
@@ -73,7 +72,6 @@ def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: s
         on_failure=failure.action,
         default=failure.default,
         agent=agent,
-        output_schema=options.output,
         tags=node.tags,
         concurrent=agent is not None or (facts.spec is not None and facts.spec.is_async),
         edges=tuple(facts.edges[source] for source in sorted(facts.edges)),
@@ -102,9 +100,11 @@ def _agent_plan(agent: AgentSpec, facts: Facts, model: str | None) -> AgentPlan:
         model=agent.model or model,
         output_schema=facts.agent_schema,
         temperature=agent.temperature,
+        top_p=agent.top_p,
         max_tokens=agent.max_tokens,
         seed=agent.seed,
         stop=agent.stop,
+        adapter=agent.adapter,
     )
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from mosaic_tasks.definition.grammar import Node
+from mosaic_tasks.definition.plan import Edge
+from mosaic_tasks.definition.references import path_text
+from mosaic_tasks.definition.validation import Facts
 from mosaic_tasks.definition.workflow import Workflow
 
 _SHAPES = {"tool": ("[", "]"), "task": ("[[", "]]"), "agent": ("([", "])")}
 _WIDTH = 60
 
 
-def mermaid(workflow: Workflow) -> str:
-    """The graph as a Mermaid flowchart. Dotted edges carry order only.
+def mermaid(workflow: Workflow, *, import_tools: bool = True) -> str:
+    """The graph as a Mermaid flowchart. Dotted edges carry order only; those that do not wait for the end of their
+    producer say how they read it.
+
+    Args:
+        workflow: the workflow.
+        import_tools: False: tools are not imported here, and what only they tell stays unseen.
 
     Raises:
         DefinitionError: the workflow is wrong.
     """
-    deps = _deps(workflow)
+    facts = workflow.analysed(import_tools=import_tools).facts
     names = list(workflow.nodes)
     lines = ["flowchart TD"]
     for number, (name, node) in enumerate(workflow.nodes.items()):
@@ -25,15 +33,31 @@ def mermaid(workflow: Workflow) -> str:
         lines.append(f'    n{number}{opening}"{_label(name, node)}"{closing}')
     for number, name in enumerate(names):
         after = set(workflow.nodes[name].after)
-        lines += [f"    n{dep} {'-.->' if names[dep] in after else '-->'} n{number}" for dep in deps[number]]
+        lines += [
+            f"    n{dep} {'-.->' if names[dep] in after else '-->'}{_written(facts[number].edges.get(dep))} n{number}"
+            for dep in facts[number].deps
+        ]
     lines.append(f"    style n{names.index(workflow.output)} stroke-width:3px")
     return "\n".join(lines) + "\n"
+
+
+def _written(edge: Edge | None) -> str:
+    return f'|"{_escaped(_reads(edge))}"|' if edge is not None else ""
+
+
+def _reads(edge: Edge) -> str:
+    """How an edge reads its producer, in a few words."""
+    parts = ", ".join(_printable(path_text(path).lstrip(".")) for path in edge.paths if path)
+    words = edge.kind + (f": {parts}" if parts else "")
+    words += f" by {edge.by}" if edge.by else ""
+    return words + (", when it closed" if edge.stable else "")
 
 
 def _label(name: str, node: Node) -> str:
     parts = [f"<b>{name}</b>", _escaped(_does(node))]
     parts += [f"for each of {_escaped(_inner(node.for_each))}"] if node.for_each else []
     parts += [f"when {_escaped(_shortened(node.when))}"] if node.when else []
+    parts += [f"tags: {_escaped(', '.join(map(_printable, node.tags)))}"] if node.tags else []
     return "<br/>".join(parts)
 
 
@@ -62,37 +86,43 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def text(workflow: Workflow) -> str:
-    """The graph in layers: a node stands below all that it waits for.
+def text(workflow: Workflow, *, import_tools: bool = True) -> str:
+    """The graph in layers: a node stands below all that it reads.
+
+    Args:
+        workflow: the workflow.
+        import_tools: False: tools are not imported here, and what only they tell stays unseen.
 
     Raises:
         DefinitionError: the workflow is wrong.
     """
-    deps = _deps(workflow)
+    facts = workflow.analysed(import_tools=import_tools).facts
     names = list(workflow.nodes)
     width = max(len(name) for name in names)
     lines = [workflow.name + (f": {_shortened(workflow.description)}" if workflow.description else "")]
-    for layer, numbers in enumerate(_layers(deps), start=1):
+    for layer, numbers in enumerate(_layers([each.deps for each in facts]), start=1):
         for position, number in enumerate(numbers):
-            lines.append(
-                f"{layer if position == 0 else '':>4}  {_line(workflow, names, deps[number], number, width)}"
-            )
+            line = _line(workflow, names, facts[number], number, width)
+            lines.append(f"{layer if position == 0 else '':>4}  {line}")
     return "\n".join(lines) + "\n"
 
 
-def _line(workflow: Workflow, names: list[str], deps: tuple[int, ...], number: int, width: int) -> str:
+def _line(workflow: Workflow, names: Sequence[str], facts: Facts, number: int, width: int) -> str:
     name = names[number]
     node = workflow.nodes[name]
     parts = [f"{name:<{width}}  {_does(node)}"]
     parts += [f"for each {node.item_name} of {_inner(node.for_each)}"] if node.for_each else []
     parts += [f"when {_shortened(node.when)}"] if node.when else []
-    parts += [f"<- {', '.join(names[dep] for dep in deps)}"] if deps else []
+    parts += (
+        [f"<- {', '.join(_source(names[dep], facts.edges, dep) for dep in facts.deps)}"] if facts.deps else []
+    )
+    parts += [f"tags: {', '.join(map(_printable, node.tags))}"] if node.tags else []
     parts += ["=> output"] if name == workflow.output else []
     return "  ".join(parts)
 
 
-def _deps(workflow: Workflow) -> list[tuple[int, ...]]:
-    return [facts.deps for facts in workflow.analysed(import_tools=False).facts]
+def _source(name: str, edges: Mapping[int, Edge], dep: int) -> str:
+    return f"{name} ({_reads(edges[dep])})" if dep in edges else name
 
 
 def _layers(deps: list[tuple[int, ...]]) -> Iterator[list[int]]:

@@ -134,9 +134,7 @@ class EdgeReader:
     ) -> Edge | None:
         producer, facts = self._nodes[source], self._facts[source]
         if producer.agent is None or producer.for_each is not None:
-            report(
-                f"{self._ids[source]!r} gives its output all at once; `fields` is for an agent with an output schema"
-            )
+            report(self._no_fields(source))
             return None
         if facts.agent_schema is None:
             report(f"{self._ids[source]!r} has no output schema, so its answer has no fields")
@@ -156,6 +154,17 @@ class EdgeReader:
                 report(f"it reads {what}, which is none of the fields of this edge")
                 return None
         return Edge(source, "fields", paths, rule.stable)
+
+    def _no_fields(self, source: int) -> str:
+        """Why the output of a node that is no single agent has no fields, and what to use instead."""
+        name, gives = self._ids[source], publishes(self._nodes[source], self._facts[source])
+        if gives:
+            pieces = "a text" if gives == "text" else "its items one by one"
+            return f"{name!r} gives {pieces}, not fields; use `{name}: stream`, and read the whole of it"
+        return (
+            f"{name!r} gives its output all at once; leave the edge out, since `fields` is for an agent with an "
+            "output schema"
+        )
 
     def _no_stream(self, source: int, path: Path) -> str | None:
         """Why a part of a producer's output cannot be read as a stream."""
@@ -215,9 +224,18 @@ class EdgeReader:
         if node.for_each is not None:
             report("a fan-out reads no other stream; its own list grows by itself", "edges")
         elif node.task is not None or (node.tool is not None and facts.spec is not None and not is_fold):
-            report("a node that reads a stream is an agent, or a tool made by @fold", "edges")
+            report(f"{(node.tool or node.task)!r} cannot read a stream; {_instead(node)}", "edges")
         elif any(len(edge.paths) > 1 for edge in streams):
             report("it reads two parts of one producer as streams; read one, or the whole", "edges")
+
+
+def _instead(node: Node) -> str:
+    """What to do with a node that shall read a stream and cannot."""
+    if node.task is not None:
+        return "a Celery task waits for whole outputs: leave the edge out, or use a tool made by @fold"
+    return (
+        "make it a fold: write @fold above the function, which takes (state, ...) and returns (state, items)"
+    )
 
 
 def _names_of_condition(node: Node) -> Iterable[str]:

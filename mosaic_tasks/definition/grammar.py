@@ -208,9 +208,16 @@ class AgentSpec(_Part):
     )
     model: str | None = Field(default=None, description="PROVIDER:NAME, such as openai:gpt-5")
     temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="draw from the likeliest tokens that together have this probability",
+    )
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
     stop: Texts = ()
+    adapter: str = Field(default="", description="a LoRA adapter that the model's workers host")
 
 
 class Defaults(_Part):

@@ -76,9 +76,11 @@ class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     model: str | None = None
     output_schema: dict[str, Any] | None = None
     temperature: float | None = None
+    top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    adapter: str = ""
 
 
 class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -91,7 +93,6 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         bindings: arguments by name: literals, `Ref`s encoded by `encode_ref`, and lists or dicts of those.
         deps: numbers of the nodes that it reads or comes after, ascending; `edges` tells which it need not wait for.
         for_each: the list to fan out over, or None.
-        item_name: the name under which templates see the item of a fan-out call; bindings hold it as a `Ref`.
         when: a sandboxed Jinja expression over input and node names; false skips the node.
         names: the names that `when` and the agent's templates read, each with its `Ref`.
         concurrent: its calls wait more than they work, and run together on an event loop (agents, coroutines).
@@ -109,7 +110,6 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     bindings: dict[str, Any] = {}
     deps: tuple[int, ...] = ()
     for_each: Ref | None = None
-    item_name: str = "item"
     when: str | None = None
     names: dict[str, Ref] = {}
     retry: Retry = Retry()
@@ -117,7 +117,6 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     on_failure: OnFailure = "fail"
     default: Any = None
     agent: AgentPlan | None = None
-    output_schema: dict[str, Any] | None = None
     tags: tuple[str, ...] = ()
     concurrent: bool = False
     raises: tuple[int, ...] = ()
@@ -160,8 +159,12 @@ class Join(msgspec.Struct, frozen=True, gc=False, array_like=True):
     members: tuple[int, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False):
-    """A linked workflow: see the module's first lines."""
+class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A linked workflow: see the module's first lines.
+
+    Attributes:
+        priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else.
+    """
 
     name: str
     nodes: tuple[NodePlan, ...]
@@ -169,6 +172,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     roots: tuple[int, ...]
     output: int
     inputs_schema: dict[str, Any] = {}
+    priority: int = 0
 
     @property
     def end(self) -> int:

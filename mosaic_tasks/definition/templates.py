@@ -200,18 +200,19 @@ class _Found:
             self._methods.add(id(node.node))
 
     def paths(self) -> Iterator[tuple[str, ...]]:
-        """Chains of keys that begin with a name; methods that are called are no keys."""
-        for node in self._chains:
-            steps: list[str] = []
+        """Chains of keys that begin with a name, each at its full length; methods that are called are no keys."""
+        parts: set[int] = set()
+        for node in self._chains:  # a chain comes before those inside it
+            links: list[nodes.Getattr | nodes.Getitem] = []
             inner: nodes.Node = node
             while isinstance(inner, (nodes.Getattr, nodes.Getitem)) and id(inner) not in self._methods:
-                step = _attribute(inner)
-                if step is None:
+                if _attribute(inner) is None:
                     break
-                steps.append(step)
+                links.append(inner)
                 inner = inner.node
-            if isinstance(inner, nodes.Name) and steps:
-                yield (inner.name, *reversed(steps))
+            if isinstance(inner, nodes.Name) and links and id(node) not in parts:
+                parts.update(map(id, links))
+                yield (inner.name, *(str(_attribute(link)) for link in reversed(links)))
 
 
 def names_in(source: str) -> frozenset[str]:

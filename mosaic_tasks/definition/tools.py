@@ -299,18 +299,22 @@ class AgentOptions(TypedDict, total=False):
         output: type (such as a pydantic model), `module:Model`, or JSON Schema of the answer; None: text.
         model: PROVIDER:NAME.
         temperature: of sampling.
+        top_p: of sampling.
         max_tokens: of the answer.
         seed: of sampling.
         stop: texts that end the answer.
+        adapter: a LoRA adapter that the model's workers host.
     """
 
     system: str
     output: Any
     model: str | None
     temperature: float | None
+    top_p: float | None
     max_tokens: int | None
     seed: int | None
     stop: Sequence[str]
+    adapter: str
 
 
 @overload

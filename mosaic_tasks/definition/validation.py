@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mosaic_queues.errors import DefinitionError
+from mosaic_queues.errors import DefinitionError, NotSerializable
 from mosaic_queues.settings import settings
+from mosaic_queues.values import encode as stored
 from mosaic_tasks.definition.edges import SO_FAR, EdgeReader, Publishes, publishes
 from mosaic_tasks.definition.grammar import AgentSpec, Definition, Node
 from mosaic_tasks.definition.loading import Problem, too_large
@@ -112,6 +113,9 @@ class _Checker:
         """Runs the pass."""
         self._check_inputs()
         self._check_model(self.definition.defaults.model, ("defaults", "model"))
+        self._at = ()
+        for name, value in self.definition.defaults:
+            self._check_storable(value, "defaults", name)
         for name, node in self.definition.nodes.items():
             self.facts.append(self._checked_node(name, node))
         if self.import_tools:
@@ -138,6 +142,8 @@ class _Checker:
             self._at = ("inputs", name)
             if not _ID.fullmatch(name) or name in RESERVED_NAMES:
                 self._report(f"{name!r} is no name for an input; use lower case, digits and underscores")
+            if not self._check_storable(schema):
+                continue
             reason = schema_problem(schema)
             if not reason and "default" in schema:
                 reason = misfit(schema["default"], schema)
@@ -159,6 +165,7 @@ class _Checker:
         self._at, self._node, self._needs = ("nodes", name), node, set()
         facts = Facts()
         self._check_id(name, node)
+        self._check_literals(node)
         if node.for_each is not None:
             facts.for_each = self._for_each(node.for_each)
         facts.bindings = {key: self._encoded(key, value) for key, value in node.arguments.items()}
@@ -183,6 +190,27 @@ class _Checker:
             node.item_name in self.numbers or node.item_name in RESERVED_NAMES | {"inputs"}
         ):
             self._report(f"{node.item_name!r} is the name of something else already; choose another", "as")
+
+    def _check_literals(self, node: Node) -> None:
+        """Whether what the node says itself can be stored with the plan."""
+        for name, value in node.arguments.items():
+            self._check_storable(value, "with", name)
+        for option in ("tool", "task", "when", "queue", "tags"):
+            self._check_storable(getattr(node, option), option)
+        if node.on_failure is not None:
+            self._check_storable(node.on_failure.default, "on_failure", "default")
+        for part, rule in (("agent", node.agent), ("batch", node.batch)):
+            for name, value in rule or ():
+                self._check_storable(value, part, name)
+
+    def _check_storable(self, value: Any, *where: str) -> bool:
+        """Whether a value can be stored; why not is reported."""
+        try:
+            stored(value)
+        except NotSerializable as error:
+            self._report(f"the value{error.reason}", *where)
+            return False
+        return True
 
     def _for_each(self, text: str) -> Ref | None:
         try:

@@ -10,7 +10,15 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_tasks.definition.collector import collector_paused
-from mosaic_tasks.definition.grammar import AgentSpec, Defaults, Definition, Node, RetryRule
+from mosaic_tasks.definition.grammar import (
+    AgentSpec,
+    BatchRule,
+    Defaults,
+    Definition,
+    EdgeRule,
+    Node,
+    RetryRule,
+)
 from mosaic_tasks.definition.loading import Problem, Source, dump, read_source, told
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import Path as DataPath
@@ -186,6 +194,10 @@ def _keys_at(path: DataPath) -> list[str]:
             model = AgentSpec
         case (*_, "retry"):
             model = RetryRule
+        case ("nodes", _, "batch"):
+            model = BatchRule
+        case ("nodes", _, "edges", _):
+            model = EdgeRule
     return [part.alias or name for name, part in model.model_fields.items()]
 
 

@@ -1,8 +1,9 @@
 """A JSON value that fits a schema, made of what the sentences say and of nothing else.
 
-A string is a sentence, or a part of one; a number stands near the field's name; an enum's value is
-mentioned; a boolean says whether its name is mentioned, and not denied. What is not found is left out where
-the schema allows it, or takes the schema's own default; otherwise the filling fails and names the field.
+A string is a sentence, or a part of one; a number stands behind a label with the field's name, or near that name;
+an enum's value is mentioned; a boolean says whether its name is mentioned, and not denied. What is not found is
+left out where the schema allows it, or takes the schema's own default; otherwise the filling fails and names the
+field.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -207,8 +209,10 @@ class _Form:
         raise field.missing(f"none of {schema['enum']!r} is mentioned")
 
     def _number(self, schema: dict[str, Any], field: _Field, sentences: list[Sentence]) -> int | float:
+        texts = _labelled(field, [sentence.text for sentence in sentences])
+        labelled = (_as_number(digits) for text in texts for digits in _NUMBER.findall(text))
         near = (number for number, distance in _numbers(field, sentences) if distance is not None)
-        if fitting := _within(schema, near):
+        if fitting := _within(schema, chain(labelled, near)):
             return fitting[0]
         raise field.missing("no fitting number stands near its name")
 

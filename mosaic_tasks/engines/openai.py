@@ -1,8 +1,9 @@
 """Any server that speaks the OpenAI chat completions API, through the official client.
 
 The client itself never retries. Here an attempt is repeated, after a pause with full jitter or as long as the
-server asks for, until text comes; once text came, an error ends the stream. What a server does not
-understand (`response_format`, `max_tokens`, `stream_options`) is learnt from its refusal, once per model.
+server asks for, until text comes; once text came, an error ends the stream. An event that is no JSON, no UTF-8 or half
+a character is such an error: nothing is replaced. What a server does not understand (`response_format`,
+`max_tokens`, `stream_options`) is learnt from its refusal, once per model.
 """
 
 from __future__ import annotations
@@ -176,14 +177,16 @@ class OpenAIEngine:
     async def _attempt(self, request: EngineRequest, deadline: float) -> Events:
         ended = _Ended()
         pieces: list[str] = []
+        half = ""
         async with aclosing(self._chunks(request, deadline)) as chunks:
             async for chunk in chunks:
-                if text := _read(chunk, ended):
+                text, half = _whole(half + _read(chunk, ended))
+                if text:
                     pieces.append(text)
                     yield TextDelta(text)
         if ended.refusal:
             raise EngineRefused(f"the model {request.model!r} declined: {self._shown(ended.refusal)}")
-        if ended.reason is None:
+        if ended.reason is None or half:
             raise _BrokenStream("ended before the answer was complete")
         yield Finished(ended.reason, self._usage(request, ended, "".join(pieces)))
 
@@ -368,6 +371,20 @@ def _read(chunk: Any, ended: _Ended) -> str:
     return getattr(delta, "content", None) or ""
 
 
+def _whole(text: str) -> tuple[str, str]:
+    """The text, and apart from it half a character at its end: servers that count in UTF-16 may cut there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        halves = text.removesuffix(half).encode("utf-16-le", "surrogatepass")
+        try:
+            return halves.decode("utf-16-le"), half
+        except UnicodeDecodeError as error:
+            raise _BrokenStream(f"holds half a character ({error.reason})") from None
+    return text, ""
+
+
 def _said(error: openai.APIError) -> str:
     """What the server said, out of the forms that servers give it."""
     body = error.body
@@ -412,6 +429,7 @@ def _arguments(request: EngineRequest, dialect: _Dialect) -> dict[str, Any]:
     """The keyword arguments of `chat.completions.create`."""
     chosen = {
         "temperature": request.temperature,
+        "top_p": request.top_p,
         dialect.limit: request.max_tokens,
         "seed": request.seed,
         "stop": list(request.stop) or None,

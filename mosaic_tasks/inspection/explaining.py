@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-from mosaic_queues.ledger import LiveCall
-from mosaic_queues.liveness import Process
+from mosaic_queues.liveness import LiveProcess
+from mosaic_queues.transitions import MAILBOX, LiveCall
 from mosaic_tasks.definition.plan import Edge, NodePlan, Path, Plan, Wait
 from mosaic_tasks.definition.references import path_text
-from mosaic_tasks.execution.prepared import MAILBOX, stream_name
+from mosaic_tasks.execution.prepared import stream_name
 from mosaic_tasks.inspection.progress import NodeView, RunView
 from mosaic_tasks.inspection.said import NOTHING, Said
 from mosaic_tasks.inspection.wording import counted, duration, listed
@@ -34,7 +34,7 @@ def explain(
     plan: Plan,
     view: RunView,
     live_calls: Sequence[LiveCall],
-    processes: Sequence[Process],
+    processes: Sequence[LiveProcess],
     *,
     now_ms: int,
     said: Said = NOTHING,
@@ -83,7 +83,7 @@ def ending(view: RunView) -> str:
 class _World:
     """What is outside the run: who lives, who serves which queue, what time it is."""
 
-    def __init__(self, processes: Sequence[Process], now_ms: int, sweep_s: float) -> None:
+    def __init__(self, processes: Sequence[LiveProcess], now_ms: int, sweep_s: float) -> None:
         self.now_ms, self.sweep_s = now_ms, sweep_s
         self.alive = {process.name for process in processes}
         self.has_sweeper = any(process.queues for process in processes)
@@ -265,7 +265,7 @@ class _Producers:
             for path in edge.paths
         ]
         least = reader.batch.min_items
-        batch = f"; it reads at least {least} at a time" if least > 1 else ""
+        batch = f"; it reads at least {counted(least, self._unit(reader))} at a time" if least > 1 else ""
         return (
             f"waits for chunks of {listed(sources)}{batch}"
             if sources
@@ -282,8 +282,23 @@ class _Producers:
         node, plan = self._nodes[source], self._plan.nodes[source]
         if plan.for_each is not None:
             return counted(node.calls_done, "item")
-        noun = "character" if plan.publishes == "text" and not path else "item"
-        return counted(self._said.sizes.get(stream_name(source, path), 0), noun)
+        return counted(self._said.sizes.get(stream_name(source, path), 0), self._noun(source, path))
+
+    def _noun(self, source: int, path: Path) -> str:
+        """What a stream consists of."""
+        plan = self._plan.nodes[source]
+        is_text = plan.publishes == "text" and plan.for_each is None and not path
+        return "character" if is_text else "item"
+
+    def _unit(self, reader: NodePlan) -> str:
+        """What the batches of a node are counted in."""
+        units = {
+            edge.by or self._noun(edge.source, path)
+            for edge in reader.edges
+            if edge.kind != "fields"
+            for path in edge.paths
+        }
+        return units.pop() if len(units) == 1 else "piece"
 
 
 def _has_closed(node: NodeView) -> bool:

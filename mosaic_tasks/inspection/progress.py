@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, cast, get_args
 
 from mosaic_queues.events import Event
-from mosaic_queues.ledger import CallState, RunStatus
+from mosaic_queues.transitions import CallState, RunStatus
 from mosaic_tasks.definition.plan import NodeKind, NodePlan, Plan
 
 NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
@@ -40,6 +40,7 @@ class NodeView(NamedTuple):
         epoch: 0, or the number of the latest epoch in which it ran again.
         grows: a fan-out whose list is not complete: `calls` are those so far.
         is_idle: its mailbox waits for chunks, and none of its calls runs or is to run.
+        tags: what the workflow says about it for people and programs.
     """
 
     name: str
@@ -65,6 +66,7 @@ class NodeView(NamedTuple):
     epoch: int = 0
     grows: bool = False
     is_idle: bool = False
+    tags: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -195,6 +197,7 @@ class Progress:
             epoch=node.epoch,
             grows=node.grows and node.final is None,
             is_idle=bool(node.live["idle"]) and sum(node.live.values()) == node.live["idle"],
+            tags=plan.tags,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------

@@ -17,14 +17,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
+from mosaic_queues.content import contents_of
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, read_events
 from mosaic_queues.following import Following, Found
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.streams import Chunk, chunks_of, position_of
+from mosaic_queues.transitions import CLOSE
 from mosaic_tasks.definition.plan import NodePlan
-from mosaic_tasks.execution.content import contents_of
 
 StreamKind = Literal["text", "items", "value", "retract", "end"]
 _NOTHING = "0-0"
@@ -293,7 +294,7 @@ class Items(_Counted):
     def _closed(self, call: str) -> Iterator[_Piece]:
         self.is_over = True
         envelope = self._source.output()
-        if call.endswith(".c") or envelope is None:
+        if call.endswith(f".{CLOSE}") or envelope is None:
             yield _Piece("end", self._size, None)
         else:  # skipped, or ended with its default
             yield from self._source.closing(envelope, corrects=self._count > 0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mosaic_queues.events import Event
+from mosaic_queues.transitions import CLOSE, MAILBOX
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.execution.prepared import CLOSE, MAILBOX
 from mosaic_tasks.inspection.wording import counted, duration, listed
 
 
 class Teller:
-    """Tells the events of a run in order. Of a mailbox it tells the first reading and, in the end, how many there were;
-    of a list that grows, the first items and all of them.
+    """Tells the events of a run in order. Of a mailbox it tells the first claim and, in the end, how many there were;
+    of a list that grows, how many items it has in the end.
 
     Args:
         created_ms: the time that lines count from.
@@ -23,7 +23,7 @@ class Teller:
 
     def __init__(self, plan: Plan, created_ms: int) -> None:
         self._plan, self._created_ms = plan, created_ms
-        self._readings: dict[str, int] = {}
+        self._claims: dict[str, int] = {}
         self._sizes: dict[str, str] = {}
         self._quiet: set[str] = set()
 
@@ -40,7 +40,7 @@ class Teller:
             return self._tells_size(call, event.detail)
         is_quiet = call in self._quiet
         if event.kind == "claimed":
-            self._readings[call] = self._readings.get(call, 0) + 1
+            self._claims[call] = self._claims.get(call, 0) + 1
             return not is_quiet
         if event.kind == "idle":
             self._quiet.add(call)
@@ -50,21 +50,22 @@ class Teller:
         return True
 
     def _tells_size(self, call: str, size: str) -> bool:
-        before = self._sizes.get(call)
+        """Whether the list is complete: then it is told again with the same size."""
+        before = self._sizes.get(call, "0")
         self._sizes[call] = size
-        return before in (None, size)
+        return before == size
 
     def _behind(self, event: Event) -> str:
-        """How often a mailbox read that is over now; of nodes that run again, it counts anew."""
+        """How often a mailbox was claimed that is over now; of nodes that run again, it counts anew."""
         for number in event.calls if event.kind == "redo" else ():
             box = f"{number}.{MAILBOX}"
-            self._readings.pop(box, None)
+            self._claims.pop(box, None)
             self._sizes.pop(box, None)
             self._quiet.discard(box)
         if event.kind not in ("done", "skipped", "failed"):
             return ""
-        times = sum(self._readings.pop(call, 0) for call in event.calls)
-        return f"  after reading {counted(times, 'time')}" if times else ""
+        times = sum(self._claims.pop(call, 0) for call in event.calls)
+        return f"  claimed {counted(times, 'time')}" if times else ""
 
 
 def event_line(plan: Plan, event: Event, created_ms: int) -> str:

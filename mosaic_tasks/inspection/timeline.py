@@ -1,7 +1,8 @@
 """Draws when each node of a run waited and ran: a Gantt chart as text or as SVG.
 
 Pure: a plan and its events in, a drawing out. A node has a lane for each time that it was executed, labelled with the
-epoch. The calls of a fan-out share their node's lane: it shows a run while any of them runs.
+epoch. The calls of a fan-out share their node's lane: it shows a run while any of them runs. Where a call lost its
+process, the lane is broken, and the loss is told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape
 
 from mosaic_queues.events import Event
-from mosaic_queues.ledger import RunStatus
+from mosaic_queues.transitions import RunStatus
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
 from mosaic_tasks.inspection.wording import duration
@@ -29,6 +30,13 @@ class Segment(NamedTuple):
     end_ms: int
 
 
+class Loss(NamedTuple):
+    """The end of an attempt whose process died."""
+
+    at_ms: int
+    process: str
+
+
 class Lane(NamedTuple):
     """One execution of a node, begun in an epoch. `calls` is above 1 where a fan-out's items are merged."""
 
@@ -37,6 +45,7 @@ class Lane(NamedTuple):
     calls: int
     segments: tuple[Segment, ...]
     epoch: int = 0
+    losses: tuple[Loss, ...] = ()
 
     def total_ms(self, activity: Activity) -> int:
         """How long it did that."""
@@ -65,6 +74,8 @@ def timeline(plan: Plan, events: Iterable[Event], *, now_ms: int, run_id: str = 
         if event.kind == "redo":
             lanes += _earlier(progress, tracks, event)
         for number in progress.apply(event):
+            if event.kind == "lost":
+                tracks[number].lose(event)
             tracks[number].enter(_activity(progress.node(number)), event.at_ms)
     view = progress.view()
     end_ms = view.closed_ms or max(now_ms, last_ms)
@@ -87,13 +98,14 @@ def _earlier(progress: Progress, tracks: list[_Track], event: Event) -> Iterator
 
 
 def _lane(node: NodeView, track: _Track, end_ms: int) -> Lane:
-    return Lane(node.name, node.state, node.calls, track.close(end_ms), node.epoch)
+    return Lane(node.name, node.state, node.calls, track.close(end_ms), node.epoch, tuple(track.losses))
 
 
 class _Track:
-    """Collects one lane's segments."""
+    """Collects one lane's segments and losses."""
 
     def __init__(self) -> None:
+        self.losses: list[Loss] = []
         self._segments: list[Segment] = []
         self._current: Activity | None = None
         self._since = 0
@@ -103,6 +115,11 @@ class _Track:
             return
         self._leave(at_ms)
         self._current, self._since = activity, at_ms
+
+    def lose(self, event: Event) -> None:
+        """Ends the segment, whatever goes on beside the attempt that is lost."""
+        self._leave(event.at_ms)
+        self.losses.append(Loss(event.at_ms, event.holder))
 
     def close(self, at_ms: int) -> tuple[Segment, ...]:
         self._leave(at_ms)
@@ -126,15 +143,22 @@ def _activity(node: NodeView) -> Activity | None:
 
 # -- drawing: both forms paint the lane on a raster first ----------------------------------------------------
 
-_WEIGHT: dict[Activity | None, int] = {None: 0, "idle": 1, "wait": 2, "pause": 3, "run": 4}
+Cell = Activity | Literal["lost"] | None
+
+_WEIGHT: dict[Cell, int] = {None: 0, "idle": 1, "wait": 2, "pause": 3, "run": 4}
 
 
-def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Activity | None]:
+def _column(at_ms: int, chart: Timeline, columns: int) -> int:
+    scale = columns / max(chart.end_ms - chart.start_ms, 1)
+    return min(int((at_ms - chart.start_ms) * scale), columns - 1)
+
+
+def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Cell]:
     """What stands in each column; where activities meet, running wins, so that short runs are seen."""
-    cells: list[Activity | None] = [None] * columns
+    cells: list[Cell] = [None] * columns
     scale = columns / max(chart.end_ms - chart.start_ms, 1)
     for activity, start_ms, end_ms in lane.segments:
-        first = min(int((start_ms - chart.start_ms) * scale), columns - 1)
+        first = _column(start_ms, chart, columns)
         last = max(first + 1, min(round((end_ms - chart.start_ms) * scale), columns))
         for column in range(max(first, 0), last):
             if _WEIGHT[activity] > _WEIGHT[cells[column]]:
@@ -142,8 +166,8 @@ def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Activity | None]:
     return cells
 
 
-_MARKS: dict[Activity | None, str] = {None: " ", "idle": "·", "wait": "░", "pause": "▒", "run": "█"}
-_ASCII_MARKS: dict[Activity | None, str] = {None: " ", "idle": "~", "wait": ".", "pause": "-", "run": "#"}
+_MARKS: dict[Cell, str] = {None: " ", "idle": "·", "wait": "░", "pause": "▒", "run": "█", "lost": "×"}
+_ASCII_MARKS: dict[Cell, str] = {None: " ", "idle": "~", "wait": ".", "pause": "-", "run": "#", "lost": "x"}
 _MEANINGS: dict[Activity, str] = {
     "run": "runs",
     "wait": "waits in queue",
@@ -155,7 +179,7 @@ _NARROWEST_BAR = 10
 
 
 def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> str:
-    """The chart in `width` columns: a scale, a line a node, and what the marks mean."""
+    """The chart in `width` columns: a scale, a line a node, what the marks mean, and a line a loss."""
     marks = _ASCII_MARKS if ascii_only else _MARKS
     labels = [_label(lane) for lane in chart.lanes]
     notes = [_note(lane) for lane in chart.lanes]
@@ -164,10 +188,19 @@ def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> 
     lines = [_title(chart)]
     lines.append(f"{'':{name_width}} |{_scale(chart, bar)}|")
     for lane, label, note in zip(chart.lanes, labels, notes, strict=True):
-        painted = "".join(marks[cell] for cell in _raster(lane, chart, bar))
+        cells = _raster(lane, chart, bar)
+        for loss in lane.losses:
+            cells[_column(loss.at_ms, chart, bar)] = "lost"
+        painted = "".join(marks[cell] for cell in cells)
         lines.append(f"{label:{name_width}} |{painted}| {note}".rstrip())
     lines.append("  ".join(f"{marks[activity]} {meaning}" for activity, meaning in _MEANINGS.items()))
+    for lane, label in zip(chart.lanes, labels, strict=True):
+        lines += [_cut(f"{marks['lost']} {label}: {_told(loss, chart)}", width) for loss in lane.losses]
     return "\n".join(lines)
+
+
+def _told(loss: Loss, chart: Timeline) -> str:
+    return f"process {loss.process} died, lost after {duration(loss.at_ms - chart.start_ms)}"
 
 
 def _title(chart: Timeline) -> str:
@@ -208,11 +241,11 @@ _STYLE = """
   .end { text-anchor: end; } .middle { text-anchor: middle; } .faint { fill: #59636e; }
   .ground { fill: #ffffff; } .grid { stroke: #d1d9e0; }
   .run { fill: #1f6feb; } .wait { fill: #c8d1da; } .idle { fill: #b6e3ff; } .pause { fill: #d4a72c; }
-  .failed { fill: #cf222e; }
+  .failed, .lost { fill: #cf222e; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; } .faint { fill: #9198a1; } .ground { fill: #0d1117; } .grid { stroke: #3d444d; }
     .run { fill: #4493f8; } .wait { fill: #4b535d; } .idle { fill: #0c2d6b; } .pause { fill: #d29922; }
-    .failed { fill: #f85149; }
+    .failed, .lost { fill: #f85149; }
   }
 """
 
@@ -261,10 +294,13 @@ def _svg_lane(lane: Lane, chart: Timeline, y: int) -> Iterator[str]:
     for activity, first, last in _stretches(_raster(lane, chart, _BAR)):
         looks = "failed" if lane.state == "failed" and activity == "run" else activity
         yield f'<rect class="{looks}" x="{_LEFT + first}" y="{y + 2}" width="{last - first}" height="14"/>'
+    for loss in lane.losses:
+        yield f'<rect class="lost" x="{_LEFT + _column(loss.at_ms, chart, _BAR)}" y="{y}" width="3" height="18">'
+        yield f"<title>{escape(_told(loss, chart))}</title></rect>"
     yield f'<text class="faint" x="{_LEFT + _BAR + 8}" y="{baseline}">{escape(_note(lane))}</text></g>'
 
 
-def _stretches(cells: Sequence[Activity | None]) -> Iterator[tuple[Activity, int, int]]:
+def _stretches(cells: Sequence[Cell]) -> Iterator[tuple[str, int, int]]:
     """Neighbouring columns with the same activity as (activity, first, end)."""
     column = 0
     for activity, group in groupby(cells):

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 from redis import Redis
-from test_streaming import run, tool
 from typer.testing import CliRunner
 
 from mosaic_queues.errors import RunFailed
@@ -18,6 +17,7 @@ from mosaic_tasks import Run
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from tests.integration import stream_tools as tools
+from tests.integration.stream_runs import failed_once, run, tool
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -114,13 +114,7 @@ def test_with_json_what_cannot_run_again_is_a_document(done: Run) -> None:
 
 
 def test_a_failed_run_goes_on_and_is_told_when_it_fails_again(worker: Workers) -> None:
-    nodes = {
-        "a": tool("counted", with_={"name": "a"}),
-        "b": tool("fails_once", with_={"x": "${a}"}),
-    }
-    started = run(nodes, "b")
-    with pytest.raises(RunFailed, match="fails once"):
-        started.result(30)
+    started = failed_once()
     answer = mosaic("rerun", started.id, "--node", "b")
     assert (answer.exit_code, answer.stdout) == (ExitCode.OK, "1\n")
 

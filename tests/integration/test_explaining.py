@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from test_streaming import SCHEMA, agent, recorded, run, tool
 from typer.testing import CliRunner
 
 from mosaic_queues.errors import RunFailed
@@ -16,6 +15,7 @@ from mosaic_tasks import Run
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from tests.integration import stream_tools as tools
+from tests.integration.stream_runs import SCHEMA, agent, recorded, run, tool
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]

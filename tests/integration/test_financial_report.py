@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from financial_report.source import read
 
 from mosaic_tasks import Run, Workflow, submit
 from tests.services import Workers
@@ -20,6 +21,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "financial_report"
 RECORDINGS = EXAMPLE / "recordings.jsonl"
 MODEL = f"replay:{RECORDINGS}"
 DONE_S = 60
+HEADINGS = ("Overview", "Ratios", "Risks", "Outlook", "What to do", "Questions to ask", "Figures")
 BATCHED = (
     "Write the next paragraph of the section",
     "Write what the risks below mean for the coming year",
@@ -74,13 +76,7 @@ def test_the_report_is_written_while_the_annual_report_is_read(replaying: Worker
     assert told == report
     assert [line for line in report.splitlines() if line.startswith("#")] == [
         "# Ostrelle Filtration Group plc: the year 2025",
-        "## Overview",
-        "## Ratios",
-        "## Risks",
-        "## Outlook",
-        "## What to do",
-        "## Questions to ask",
-        "## Figures",
+        *(f"## {heading}" for heading in HEADINGS),
     ]
     happened = order(run)
     read = happened.index(("done", "extract"))
@@ -105,8 +101,31 @@ def test_it_says_the_same_without_streams(replaying: Workers) -> None:
 def test_without_a_model_a_report_is_made_too(workers: Workers) -> None:
     workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=8).wait_ready()
     report = submit(Workflow.from_data(definition())).result(DONE_S)
-    assert report.startswith("# Ostrelle Filtration Group plc: the year 2")
-    assert "| Equity ratio | 41.1% |" in report
+    title, *sections = report.split("\n## ")
+    assert title.strip() == "# Ostrelle Filtration Group plc: the year 2025"
+    assert [section.partition("\n")[0] for section in sections] == list(HEADINGS)
+    for row in ("| Net margin | 7.9% |", "| Equity ratio | 41.1% |", "| Current ratio | 1.55 |"):
+        assert row in report
+    assert "| Gross Profit | 510.6 | EUR m | 2 |" in report
+    prose = [line for line in report.splitlines() if line and line[0] not in "#|"]
+    assert not [line for line in prose if line[-1] not in ".?" or line[0].islower() or "[page" in line]
+    sentences = [said for line in prose for said in re.split(r"(?<=[.?]) (?=[A-Z0-9])", line)]
+    assert len(sentences) > 60
+    assert sorted(set(sentences)) == sorted(sentences)
+
+
+def test_a_report_without_any_form_is_read_too() -> None:
+    text = "The firm sells pumps. A claim of 3 million could cost us money. We expect growth in 2027."
+    found = read(text)
+    assert found["opening"] == text
+    assert found["facts"] == [f"A danger (risk, page 1): {text}"]
+    assert found["questions"] == ["What has been done about a danger since the report was written?"]
+    assert read("")["facts"] == []
+
+
+def test_headings_need_no_blank_lines() -> None:
+    found = read("## Risks\n### Fire\nThe hall can burn.\n## Outlook\nWe expect growth.\n")
+    assert found["facts"] == ["Fire (risk, page 1): The hall can burn."]
 
 
 def test_the_answers_to_batches_are_together_the_one_to_all() -> None:

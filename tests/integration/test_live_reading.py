@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
+from json_worker import COMMAND
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typer.testing import CliRunner
 
 from mosaic_queues import following
 from mosaic_queues.connection import connect, urls_of
-from mosaic_queues.errors import InputError
+from mosaic_queues.errors import InputError, WaitTimeout
 from mosaic_queues.following import Following
 from mosaic_queues.keys import Keys
 from mosaic_queues.server import EmbeddedServer
@@ -69,6 +71,14 @@ def content(events: Iterable[StreamEvent]) -> list[Any]:
     return [items[place] for place in sorted(items)]
 
 
+def heard_until(events: Iterator[StreamEvent], items: list[Any]) -> list[StreamEvent]:
+    """The events up to where they make these items."""
+    seen = [next(events)]
+    while content(seen) != items:
+        seen.append(next(events))
+    return seen
+
+
 def in_thread(what: Callable[[], Any]) -> Callable[[], Any]:
     """Runs something beside the test; the answer is had by calling what this returns."""
     answers: list[Any] = []
@@ -85,9 +95,7 @@ def in_thread(what: Callable[[], Any]) -> Callable[[], Any]:
 def test_items_come_while_their_node_runs(worker: Workers, redis_client: Redis) -> None:
     started = run(gated(), "numbers")
     with started.stream() as events:
-        seen = [next(events)]
-        while len(content(seen)) < 2:
-            seen.append(next(events))
+        seen = heard_until(events, [0, 1])
         assert started.record().status == "running"
         tools.open_gate(redis_client, "more")
         seen += events
@@ -298,13 +306,88 @@ def test_what_is_taken_back_is_seen(worker: Workers, redis_client: Redis) -> Non
     nodes = {"x": tool("changes_its_mind", retry={"attempts": 2, "delay": 0.01})}
     started = run(nodes, "x")
     with started.stream() as reading:
-        events = [next(reading)]
-        while content(events) != [0, 10]:
-            events.append(next(reading))
+        events = heard_until(reading, [0, 10])
         tools.open_gate(redis_client, "heard")
         events += reading
     assert [event.offset for event in events if event.kind == "retract"] == [1]
     assert content(events) == started.result(READ_S) == [0, 20, 30]
+
+
+MIND = {
+    "x": tool("changes_its_mind", retry={"attempts": 2, "delay": 0.01}),
+    "text": tool("spelled", with_={"values": "${x}"}, edges={"x": "stream"}),
+}
+"""It says `0,10,` until the gate `heard` opens, and then `0,20,30,(3)`."""
+
+
+def heard_first(events: Iterator[StreamEvent]) -> list[StreamEvent]:
+    """The events up to what is taken back later."""
+    seen = [next(events)]
+    while "".join(event.value for event in seen) != "0,10,":
+        seen.append(next(events))
+    return seen
+
+
+def test_who_comes_late_is_told_what_stands_and_who_goes_on_what_is_taken_back(
+    worker: Workers, redis_client: Redis
+) -> None:
+    started = run(MIND, "text")
+    with started.stream() as live:
+        seen = heard_first(live)
+        tools.open_gate(redis_client, "heard")
+        assert [event.offset for event in live if event.kind == "retract"] == [2]
+    started.wait(READ_S)
+    late = list(started.stream())
+    assert [event.kind for event in late if event.kind != "text"] == ["end"]
+    assert "".join(event.value for event in late[:-1]) == started.result() == "0,20,30,(3)"
+    for place, event in enumerate(late, 1):
+        assert list(started.stream(after=event.id)) == late[place:]
+    rest = list(started.stream(after=seen[-1].id))
+    assert (rest[0].kind, rest[0].offset) == ("retract", 2)
+    assert "".join(event.value for event in rest[1:-1]) == "20,30,(3)"
+
+
+# -- patience -------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_waited_long_enough_is_told(worker: Workers, redis_client: Redis) -> None:
+    started = run(gated(), "numbers")
+    with started.stream() as live:
+        seen = heard_until(live, [0, 1])
+    with pytest.raises(WaitTimeout, match=rf"node 'numbers' of run {started.id} .* 0.05 s; the run goes on"):
+        list(started.stream("numbers", timeout_s=0.05))
+
+    async def read() -> list[StreamEvent]:
+        return [event async for event in started.astream(timeout_s=0.05)]
+
+    with pytest.raises(WaitTimeout, match=r"the output node .* 0.05 s"):
+        asyncio.run(read())
+    assert not hub_threads()
+    tools.open_gate(redis_client, "more")
+    assert content([*seen, *started.stream(after=seen[-1].id)]) == [0, 1, 2, 3]
+
+
+def test_a_node_that_goes_on_talking_does_not_keep_its_reader(worker: Workers) -> None:
+    started = run({"x": tool("endless")}, "x")
+    with pytest.raises(WaitTimeout):
+        list(started.stream(timeout_s=0.2))
+    started.cancel()
+
+
+def test_what_is_there_is_given_however_short_the_time(worker: Workers) -> None:
+    for form in FORMS:
+        started = run_of(form)
+        started.wait(READ_S)
+        assert list(started.stream("x", timeout_s=0)) == list(started.stream("x")), form
+
+
+def test_patience_is_not_asked_for_what_comes_in_time(worker: Workers) -> None:
+    assert content(run(numbers(), "numbers").stream(timeout_s=READ_S)) == [0, 1, 2, 3, 4]
+
+    async def read() -> list[StreamEvent]:
+        return [event async for event in run(numbers(), "numbers").astream(timeout_s=READ_S)]
+
+    assert content(asyncio.run(read())) == [0, 1, 2, 3, 4]
 
 
 def test_a_node_that_ran_again_is_read_to_its_last_end(worker: Workers) -> None:
@@ -508,12 +591,57 @@ def test_the_command_prints_what_comes(worker: Workers) -> None:
 
 
 def test_the_command_tells_what_is_taken_back_on_stderr(worker: Workers, redis_client: Redis) -> None:
-    started = run({"x": tool("changes_its_mind", retry={"attempts": 2, "delay": 0.01})}, "x")
-    tools.open_gate(redis_client, "heard")
-    started.wait(READ_S)
+    started = run(MIND, "text")
+    with subprocess.Popen(
+        [*COMMAND, "stream", started.id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.read(len("0,10,")) == "0,10,"
+        tools.open_gate(redis_client, "heard")
+        printed, told = command.communicate(timeout=READ_S)
+    assert (command.returncode, printed) == (0, "\n20,30,(3)\n")
+    assert told == "mosaic: text takes back what it said from 2 on\n"
+
+
+def test_the_command_prints_of_a_run_that_is_over_its_text_alone(
+    worker: Workers, redis_client: Redis
+) -> None:
+    started = run(MIND, "text")
+    with started.stream() as events:
+        heard_first(events)
+        tools.open_gate(redis_client, "heard")
+        started.wait(READ_S)
     answer = mosaic("stream", started.id)
-    assert answer.stdout.splitlines()[-2:] == ["20", "30"]
-    assert "x takes back what it said from 1 on" in answer.stderr
+    assert (answer.stdout, answer.stderr) == (f"{started.result()}\n", "")
+    assert mosaic("stream", started.id, "x").stdout == "0\n20\n30\n"
+    lines = [json.loads(line) for line in mosaic("stream", started.id, "--json").stdout.splitlines()]
+    assert {line["kind"] for line in lines} == {"text", "end"}
+
+
+def test_the_command_waits_no_longer_than_it_is_told(worker: Workers, redis_client: Redis) -> None:
+    started = run(gated(), "numbers")
+    with started.stream() as events:
+        heard_until(events, [0, 1])
+        answer = mosaic("stream", started.id, "--timeout", "0")
+        assert (answer.exit_code, answer.stdout) == (ExitCode.TIMEOUT, "0\n1\n")
+        assert "the run goes on" in answer.stderr
+        tools.open_gate(redis_client, "more")
+    assert started.wait(READ_S).status == "done"
+
+
+def test_the_command_tells_an_error_as_one_line_of_json(worker: Workers, redis_client: Redis) -> None:
+    started = run(gated(), "numbers")
+    with started.stream() as events:
+        heard_until(events, [0, 1])
+        for arguments, kind in (
+            ((started.id, "--timeout", "0"), "WaitTimeout"),
+            (("unknown",), "UnknownRun"),
+            ((started.id, "nubmers"), "InputError"),
+        ):
+            *_, last = mosaic("stream", *arguments, "--json").stdout.splitlines()
+            assert json.loads(last)["error"]["type"] == kind
+        tools.open_gate(redis_client, "more")
+    started.wait(READ_S)
 
 
 def test_the_command_says_at_once_that_nobody_serves_the_run(redis_client: Redis) -> None:

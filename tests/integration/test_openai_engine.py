@@ -388,10 +388,93 @@ def test_a_reset_connection_is_tried_again() -> None:
     assert ask(resetting, said("ok"))[0].text == "ok"
 
 
-@pytest.mark.parametrize("data", [b"data: {broken\n\n", b"data: \xff\xfe\n\n"])
-def test_an_event_that_cannot_be_read_is_an_error(data: bytes) -> None:
-    message = failure(EngineError, streamed(delta("half"), data), asks=1)
+BROKEN = {
+    "no JSON": b"data: {broken\n\n",
+    "text": b"data: I am sorry\n\n",
+    "no UTF-8": delta("half").replace(b"half", b"\xff\xfe"),
+    "half a character": delta("half").replace(b"half", "é".encode()[:1]),
+    "a surrogate as bytes": delta("half").replace(b"half", b"\xed\xa0\x80"),
+}
+"""Events that cannot be read. None is guessed at: what a model said is told whole, or as an error."""
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_an_event_that_cannot_be_read_is_an_error_at_once(data: bytes) -> None:
+    async def talking(connection: Connection) -> None:
+        await connection.head(200, content_type="text/event-stream")
+        await connection.send(delta("half"), data)
+        await connection.gone()  # it would go on: nobody waits for that
+
+    message = failure(EngineError, talking, asks=1)
     assert "an event that cannot be read" in message
+    assert "127.0.0.1" in message
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_an_event_that_cannot_be_read_before_the_first_text_is_tried_again(data: bytes) -> None:
+    answer, server = ask(streamed(data), said("ok"))
+    assert (answer.text, len(server.asked)) == ("ok", 2)
+
+
+SPOKEN = "Zoë zahlt 5 € für 日本 🎉"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["TCP", "HTTP chunks"])
+def test_characters_whose_bytes_come_one_by_one_are_whole(is_chunked: bool) -> None:
+    """Each byte is a write of its own; as HTTP chunks they are surely read one by one."""
+    spoken = {"choices": [{"index": 0, "delta": {"content": SPOKEN}, "finish_reason": None}]}
+    body = b"data: " + json.dumps(spoken, ensure_ascii=False).encode() + b"\n\n" + delta(finish="stop") + DONE
+
+    async def stammering(connection: Connection) -> None:
+        coding = {"transfer_encoding": "chunked"} if is_chunked else {}
+        await connection.head(200, content_type="text/event-stream", **coding)
+        for byte in body:
+            await connection.send(b"1\r\n%c\r\n" % byte if is_chunked else bytes([byte]))
+            await asyncio.sleep(0)
+        if is_chunked:
+            await connection.send(b"0\r\n\r\n")
+
+    assert ask(stammering)[0].text == SPOKEN
+
+
+def test_a_character_whose_halves_come_in_two_events_is_whole() -> None:
+    answer, _ = ask(said("a\ud83c", "\udf89", "b \ud83c\udf89", " \ud83c", "", "\udf89"))
+    assert answer.text == "a🎉b 🎉 🎉"
+
+
+@pytest.mark.parametrize(
+    "pieces", [("a", "\ud83c", "b"), ("a", "\udf89 b"), ("a", "\ud83c\ud83c"), ("a", "\ud83c")]
+)
+def test_half_a_character_is_an_error(pieces: tuple[str, ...]) -> None:
+    message = failure(EngineError, said(*pieces), asks=1)
+    assert "holds half a character" in message or "before the answer was complete" in message
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, delta("half")),
+        ({}, delta("half") + delta("other")[:-20]),
+        ({}, delta("half") + b"data: \xe2\x82"),
+        ({"transfer_encoding": "chunked"}, b"%x\r\n%b\r\n" % (len(delta("half")), delta("half"))),
+        ({"transfer_encoding": "chunked"}, b"%x\r\n%b" % (len(delta("half")) + 100, delta("half"))),
+        ({"content_length": "10000"}, delta("half")),
+    ],
+    ids=[
+        "between events",
+        "in an event",
+        "in a character",
+        "between chunks",
+        "in a chunk",
+        "before its length",
+    ],
+)
+def test_a_server_that_closes_in_mid_stream_is_an_error(headers: dict[str, str], body: bytes) -> None:
+    async def closing(connection: Connection) -> None:
+        await connection.head(200, content_type="text/event-stream", **headers)
+        await connection.send(body)
+
+    assert "127.0.0.1" in failure(EngineError, closing, asks=1)
 
 
 @pytest.mark.parametrize(
@@ -437,17 +520,23 @@ def test_nobody_listening_is_an_error_that_names_the_server() -> None:
     assert "127.0.0.1" in asyncio.run(main())
 
 
+def half_an_answer(left: asyncio.Event) -> Reply:
+    """Answers without an end; `left` is set when the client has closed the connection."""
+
+    async def endless(connection: Connection) -> None:
+        await connection.head(200, content_type="text/event-stream")
+        await connection.send(delta("half"))
+        await connection.gone()
+        left.set()
+
+    return endless
+
+
 def test_cancelling_the_task_closes_the_connection() -> None:
     async def main() -> None:
         begun, left = asyncio.Event(), asyncio.Event()
 
-        async def endless(connection: Connection) -> None:
-            await connection.head(200, content_type="text/event-stream")
-            await connection.send(delta("half"))
-            await connection.gone()
-            left.set()
-
-        async with serving(endless) as server, engine_at(server.url) as engine:
+        async with serving(half_an_answer(left)) as server, engine_at(server.url) as engine:
             task = asyncio.create_task(complete(engine, request(), on_delta=lambda _: begun.set()))
             await begun.wait()
             task.cancel()
@@ -462,13 +551,7 @@ def test_closing_the_iterator_closes_the_connection() -> None:
     async def main() -> list[TextDelta | Finished]:
         left = asyncio.Event()
 
-        async def endless(connection: Connection) -> None:
-            await connection.head(200, content_type="text/event-stream")
-            await connection.send(delta("half"))
-            await connection.gone()
-            left.set()
-
-        async with serving(endless) as server, engine_at(server.url) as engine:
+        async with serving(half_an_answer(left)) as server, engine_at(server.url) as engine:
             async with aclosing(engine.stream(request())) as events:
                 seen = [await anext(events)]
             await asyncio.wait_for(left.wait(), 2)

@@ -126,6 +126,46 @@ output: told
     assert flow.build() == Workflow.from_yaml(written)
 
 
+def test_edges_take_nodes_as_other_arguments_do() -> None:
+    flow = Flow("w")
+    numbers = flow.tool("stream_tools:numbers", id="numbers", n=3)
+    totals = flow.tool("stream_tools:totals", id="totals", values=numbers, edges={numbers: "stream"})
+    flow.output(totals)
+    assert flow.build().nodes["totals"].edges["numbers"].kind == "stream"
+    with pytest.raises(DefinitionError, match="`edges` has a node twice: numbers, numbers"):
+        flow.tool("stream_tools:totals", values=numbers, edges={numbers: "stream", "numbers": "final"})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"x": 10**30}, "field 'with.x': the value holds an int of 100 bits"),
+        ({"x": {"a": ["\ud800"]}}, r"field 'with.x': the value\.a\[0\] holds a text with the lone surrogate"),
+        ({"on_failure": {"default": 2**70}}, "field 'on_failure.default': the value holds an int of 71 bits"),
+        ({"batch": {"min_items": 2**70}}, "field 'batch.min_items': the value holds an int of 71 bits"),
+        ({"when": "'\udcff'"}, "field 'when': the value holds a text with the lone surrogate"),
+        ({"tags": ["\udcff"]}, r"field 'tags': the value\[0\] holds a text with the lone surrogate"),
+    ],
+)
+def test_a_literal_that_cannot_be_stored_is_told_with_node_and_field(
+    options: dict[str, Any], told: str
+) -> None:
+    flow = Flow("w")
+    flow.output(flow.task("t", id="a", **options))
+    with pytest.raises(DefinitionError, match=f"node 'a', {told}"):
+        compile_workflow(flow.build())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("seed", 10**30), ("max_tokens", 10**30), ("system", "\ud800")]
+)
+def test_an_agent_that_cannot_be_stored_is_told_with_node_and_field(option: str, value: Any) -> None:
+    flow = Flow("w")
+    flow.output(flow.agent(agent("p", **{option: value}), id="a"))
+    with pytest.raises(DefinitionError, match=rf"node 'a', field 'agent\.{option}': the value holds"):
+        compile_workflow(flow.build())
+
+
 literals = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from mosaic_queues import errors
 from mosaic_queues.connection import Clock, ServerFacts
-from mosaic_queues.liveness import Process
+from mosaic_queues.liveness import LiveProcess
 from mosaic_tasks.cli import application, checks, working
 from mosaic_tasks.cli.exits import ExitCode, told_errors
 from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
@@ -150,7 +150,7 @@ def test_a_graph_is_drawn_in_each_form(small: Path, form: str, words: str) -> No
 
 def test_a_graph_as_json_has_nodes_and_edges(small: Path) -> None:
     assert json.loads(mosaic("graph", str(small), "--json").stdout)["edges"] == [
-        {"from": "first", "to": "last"}
+        {"from": "first", "to": "last", "kind": "final"}
     ]
 
 
@@ -341,7 +341,7 @@ def test_wrong_packages_are_named() -> None:
 
 
 def test_queues_without_worker_are_named_with_the_command_that_helps() -> None:
-    worker = Process(name="h/1/a", host="h", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=1)
+    worker = LiveProcess(name="h/1/a", host="h", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=1)
     [check] = checks.check_queues({"mosaic.cpu": 2, "mosaic.gpu": 1}, [worker])
     assert check.level == "fail"
     assert check.text == "no worker serves 'mosaic.gpu', where 1 call of unfinished runs waits"
@@ -351,9 +351,9 @@ def test_queues_without_worker_are_named_with_the_command_that_helps() -> None:
 
 
 def test_workers_are_counted() -> None:
-    child = Process(name="h/2/b", host="h", pid=2, started_ms=0)
+    child = LiveProcess(name="h/2/b", host="h", pid=2, started_ms=0)
     assert checks.check_workers([child]).level == "warn"
-    worker = Process(name="h/1/a", host="h", pid=1, started_ms=0, queues=("q",), slots=1)
+    worker = LiveProcess(name="h/1/a", host="h", pid=1, started_ms=0, queues=("q",), slots=1)
     assert checks.check_workers([worker, child]).text == "1 worker: h/1 (q)"
 
 

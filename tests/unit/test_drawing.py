@@ -60,4 +60,38 @@ def test_a_wrong_workflow_is_not_drawn() -> None:
 
 
 def test_tools_need_not_be_there_to_draw() -> None:
-    assert "absent:x" in text(Workflow.from_yaml("name: w\nnodes: {a: {tool: 'absent:x'}}\noutput: a"))
+    workflow = Workflow.from_yaml("name: w\nnodes: {a: {tool: 'absent:x'}}\noutput: a")
+    for draw in (text, mermaid):
+        assert "absent:x" in draw(workflow, import_tools=False)
+
+
+STREAMS = Workflow.from_yaml(
+    """
+name: w
+nodes:
+  numbers: {tool: "tests.integration.stream_tools:numbers", with: {n: 3}, tags: [cheap, "a<b"]}
+  each: {tool: "tests.integration.stream_tools:double", for_each: "${numbers}", with: {x: "${item}"}}
+  extract: {agent: {prompt: x, output: {properties: {a: {type: string}, b: {properties: {c: {}}}}}}}
+  prose: {agent: {prompt: x}}
+  told:
+    agent: {prompt: "{{ each }} {{ extract.a }} {{ extract.b.c }} {{ prose }} {{ numbers }}"}
+    edges: {each: stream, extract: fields, prose: {kind: stream, by: sentence, stable: true}}
+output: told
+"""
+)
+
+
+def test_edges_that_do_not_wait_for_the_end_say_how_they_read() -> None:
+    read = "numbers, each (stream), extract (fields: a, b.c), prose (stream by sentence, when it closed)"
+    drawn = text(STREAMS)
+    assert f"<- {read}" in drawn
+    assert "<- numbers (for_each)" in drawn
+    lines = mermaid(STREAMS).splitlines()
+    assert '    n0 -->|"for_each"| n1' in lines
+    assert '    n2 -->|"fields: a, b.c"| n4' in lines
+    assert "    n0 --> n4" in lines
+
+
+def test_tags_are_shown() -> None:
+    assert "tags: cheap, a<b" in text(STREAMS)
+    assert "<br/>tags: cheap, a#60;b" in mermaid(STREAMS)

@@ -46,6 +46,10 @@ def told(edge: Any, value: str = "${producer}") -> dict[str, Any]:
     return tool("told", with_={"x": value}, edges={"producer": edge})
 
 
+def reads_as_task() -> dict[str, Any]:
+    return {"task": "my.task", "with": {"x": "${producer}"}, "edges": {"producer": "stream"}}
+
+
 def each(value: str = "${producer}", **options: Any) -> dict[str, Any]:
     return tool("told", for_each=value, with_={"x": "${item}"}, **options)
 
@@ -79,8 +83,22 @@ def test_a_fan_out_grows_by_itself_over_what_comes_piece_by_piece(
     [
         (ALL_AT_ONCE, totals(), "'producer' gives its output all at once; make it a generator"),
         (NUMBERS, tool("totals", with_={"values": "${producer}"}), "a fold reads a stream; say which"),
-        (NUMBERS, told("stream"), "a node that reads a stream is an agent, or a tool made by @fold"),
-        (NUMBERS, told("fields", "${producer[0]}"), "`fields` is for an agent with an output schema"),
+        (
+            NUMBERS,
+            told("stream"),
+            "'tests.integration.stream_tools:told' cannot read a stream; make it a fold: write @fold",
+        ),
+        (NUMBERS, reads_as_task(), "'my.task' cannot read a stream; a Celery task waits for whole outputs"),
+        (
+            NUMBERS,
+            told("fields", "${producer[0]}"),
+            "'producer' gives its items one by one, not fields; use `producer: stream`",
+        ),
+        (
+            ALL_AT_ONCE,
+            told("fields", "${producer[0]}"),
+            "all at once; leave the edge out, since `fields` is for",
+        ),
         (PROSE, told("fields", "${producer.x}"), "has no output schema, so its answer has no fields"),
         (EXTRACT, told("fields"), "name the fields"),
         (EXTRACT, totals(value="${producer.revenue}"), "'producer'.revenue is no list, so it has no items"),
@@ -117,6 +135,18 @@ def test_a_field_that_is_read_must_be_one_of_the_edge() -> None:
         DefinitionError, match="it reads 'warnings', which is none of the fields of this edge"
     ):
         compile_workflow(Workflow.from_data({"name": "w", "nodes": nodes, "output": "reader"}))
+
+
+def test_a_template_waits_for_the_field_that_it_reads_not_for_what_is_around_it() -> None:
+    nested = {
+        "type": "object",
+        "properties": {"risk": {"type": "object", "properties": {"level": {}, "more": {}}}},
+    }
+    extract = {"agent": {"prompt": "Extract.", "output": nested, "model": "extractive"}}
+    asked = {"agent": {"prompt": "{{ producer.risk.level }}", "model": "extractive"}}
+    for edge in ("fields", {"fields": ["risk.level"]}):
+        found = edges(extract, {**asked, "edges": {"producer": edge}})
+        assert found == (Edge(0, "fields", (("risk", "level"),)),)
 
 
 def test_a_template_that_reads_the_whole_beside_a_field_has_no_fields() -> None:

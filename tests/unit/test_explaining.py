@@ -17,15 +17,16 @@ from made_runs import (
     stream_plan,
     streaming,
 )
+from msgspec.structs import replace
 
-from mosaic_queues.ledger import CallState, LiveCall
-from mosaic_queues.liveness import Process
-from mosaic_tasks.definition.plan import Plan, link
+from mosaic_queues.liveness import LiveProcess
+from mosaic_queues.transitions import CallState, LiveCall
+from mosaic_tasks.definition.plan import Batch, Plan, link
 from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import project
 from mosaic_tasks.inspection.said import NOTHING, Said
 
-WORKER = Process(name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=2)
+WORKER = LiveProcess(name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu",), slots=2)
 NOW_MS = START_MS + 10_000
 
 
@@ -37,7 +38,7 @@ def live(call: str, state: CallState = "ready", **fields: Any) -> LiveCall:
 def told(
     story: Story,
     *calls: LiveCall,
-    processes: list[Process] | None = None,
+    processes: list[LiveProcess] | None = None,
     plan: Plan | None = None,
     said: Said = NOTHING,
 ) -> dict[str, str]:
@@ -196,8 +197,17 @@ def test_an_idle_mailbox_of_items_tells_their_number_and_its_least_batch() -> No
     texts = streams(story, live("3.m", "idle"), said=Said({"0": 2}), min_items=5)
     assert (
         texts["totals"]
-        == "waits for chunks of 'numbers' (running, 2 items so far); it reads at least 5 at a time"
+        == "waits for chunks of 'numbers' (running, 2 items so far); it reads at least 5 items at a time"
     )
+
+
+def test_the_batch_of_a_text_is_told_in_characters() -> None:
+    plan = stream_plan()
+    batched = [
+        replace(each, batch=Batch(min_items=2)) if each.name == "tone" else each for each in plan.nodes
+    ]
+    texts = told(streaming(), live("7.m", "idle"), plan=replace(plan, nodes=tuple(batched)))
+    assert texts["tone"].endswith("; it reads at least 2 characters at a time")
 
 
 def test_an_idle_mailbox_that_reads_a_fan_out_tells_how_many_of_its_items_are_done() -> None:

@@ -185,6 +185,20 @@ def test_numbers_stand_near_the_field_s_name() -> None:
     assert filled == {"commit_count": 12, "modules": 3}
 
 
+def test_a_number_behind_its_label_comes_first() -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "number"} for name in ("total_assets", "current_assets", "revenue")},
+        "required": ["total_assets", "current_assets", "revenue"],
+    }
+    text = "FACTS:\nIn 2025 revenue rose\nTotal assets: 18.0 million\nCurrent assets: 7.5 million\nRevenue: 1,382.2"
+    assert json.loads(ask(text, output_schema=schema).text) == {
+        "total_assets": 18.0,
+        "current_assets": 7.5,
+        "revenue": 1382.2,
+    }
+
+
 def test_versions_and_keys_are_no_numbers() -> None:
     with pytest.raises(OutputInvalid, match=r"'release'.*no fitting number"):
         fill("FACTS:\n- The release 3.11.2 closes REL-7", release={"type": "integer"})

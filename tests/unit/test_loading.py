@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +102,24 @@ def test_an_alias_repeats_a_value() -> None:
     assert load("a: &x {b: [1, 2]}\nc: *x") == {"a": {"b": [1, 2]}, "c": {"b": [1, 2]}}
 
 
-def test_aliases_that_multiply_are_refused_at_once() -> None:
+def test_aliases_that_multiply_are_refused_before_they_do() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
-    begun = time.monotonic()
     with pytest.raises(DefinitionError, match="aliases repeat more than 10000 values"):
         load("\n".join(lines))
-    assert time.monotonic() - begun < 1
 
 
 @pytest.mark.parametrize("flow", [False, True])
-def test_a_hundred_thousand_nodes_are_refused_in_seconds(flow: bool) -> None:
+def test_a_hundred_thousand_nodes_are_read_no_further_than_the_limit(flow: bool) -> None:
     node = "{tool: m:f, with: {a: 1}}"
     nodes = (f"n{number}: {node}" for number in range(100_000))
     text = "nodes: {" + ", ".join(nodes) + "}" if flow else "nodes:\n  " + "\n  ".join(nodes)
-    begun = time.monotonic()
-    with pytest.raises(DefinitionError, match="more than 50,000 nodes and the limit is 50,000; use for_each"):
+    line = 1 if flow else 1 + 50_001
+    with pytest.raises(
+        DefinitionError,
+        match=f":{line}: the workflow has more than 50,000 nodes and the limit is 50,000; use for",
+    ):
         load(text)
-    assert time.monotonic() - begun < 5
 
 
 def test_a_problem_is_told_with_file_line_node_and_field() -> None:

@@ -288,3 +288,7 @@ def test_an_event_costs_the_same_in_small_and_large_plans(size: int) -> None:
     for event in events:
         progress.apply(event)
     assert time.process_time() - begun < 0.5
+
+
+def test_a_node_shows_its_tags() -> None:
+    assert project(link("w", [node("a", tags=("cheap",))], output=0), []).nodes[0].tags == ("cheap",)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from made_runs import START_MS, Story, again, finished, report_plan, stream_plan, streaming
+import pytest
+from made_runs import START_MS, Story, again, finished, report_plan, stream_plan
 
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.telling import Teller
@@ -35,9 +36,9 @@ def test_a_mailbox_is_told_by_what_it_does() -> None:
     assert told == ["20 ms claimed tone (reads its streams) [h]", "25 ms idle tone (waits for more) [h]"]
 
 
-def test_of_a_mailbox_the_first_reading_is_told_and_in_the_end_how_many_there_were() -> None:
+def test_of_a_mailbox_the_first_claim_is_told_and_in_the_end_how_many_there_were() -> None:
     told = lines(read_often(Story(), 100).run("7.m", 1_100, 1_110, holder="h"), stream_plan())
-    assert told[2:] == ["1.1 s done tone [h] after reading 101 times"]
+    assert told[2:] == ["1.1 s done tone [h] claimed 101 times"]
 
 
 def test_a_mailbox_is_told_again_after_it_failed_or_ran_again() -> None:
@@ -61,9 +62,17 @@ def test_what_a_mailbox_spent_is_told_each_time() -> None:
     assert told[2:] == ["50 ms usage tone openai:m: 9 tokens in, 2 out"]
 
 
-def test_of_a_list_that_grows_the_first_items_and_all_are_told() -> None:
-    story = streaming()
-    for size in ("4", "5", "6", "6"):
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (("3", "4", "6", "6"), ["30 ms expanded each into 6"]),
+        (("3", "3"), ["30 ms expanded each into 3"]),
+        (("0",), ["30 ms expanded each into 0"]),
+        (("3", "4"), []),
+    ],
+)
+def test_of_a_list_that_grows_the_whole_is_told_once(sizes: tuple[str, ...], told: list[str]) -> None:
+    story = Story()
+    for size in sizes:
         story.tell(30, "expanded", "1.m", detail=size)
-    sizes = [line for line in lines(story, stream_plan()) if "expanded" in line]
-    assert sizes == ["11 ms expanded each into 3 [host/1/a]", "30 ms expanded each into 6"]
+    assert lines(story, stream_plan()) == told

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
-from made_runs import START_MS, Story, again, finished, node, opened, report_plan, stream_plan, streaming
+from made_runs import (
+    START_MS,
+    Story,
+    again,
+    fanned_out,
+    finished,
+    node,
+    opened,
+    report_plan,
+    stream_plan,
+    streaming,
+)
 
 from mosaic_tasks.definition.plan import link
-from mosaic_tasks.inspection.timeline import Lane, Segment, Timeline, draw_svg, draw_text, timeline
+from mosaic_tasks.inspection.timeline import Lane, Loss, Segment, Timeline, draw_svg, draw_text, timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -62,18 +74,53 @@ def test_a_run_without_events_can_be_drawn() -> None:
 def test_no_line_is_wider_than_asked(width: int, ascii_only: bool) -> None:
     lines = draw_text(chart_of(finished()), width=width, ascii_only=ascii_only).splitlines()
     assert max(map(len, lines)) <= width
-    assert len(lines) == 5 + 3
+    assert len(lines) == 5 + 3 + 1
 
 
 def test_text_has_a_scale_and_a_bar_a_node() -> None:
     text = draw_text(chart_of(finished()), width=80, ascii_only=True)
-    first, scale, *lanes, legend = text.splitlines()
+    first, scale, *lanes, legend, loss = text.splitlines()
     assert first == "weekly-report: done, 400 ms"
     assert scale.strip().startswith("|0")
     assert scale.endswith("400 ms|")
     assert "200 ms" in scale
     assert any(line.startswith("sections x3") and "-" in line for line in lanes)
     assert legend.startswith("# runs")
+    assert loss == "x sections x3: process host/2/b died, lost after 120 ms"
+
+
+def lost_at_once() -> Story:
+    """A call that another process has again as soon as its first one is known to be dead."""
+    story = opened().tell(5, "claimed", "0", holder="h/1/a").tell(100, "lost", "0", holder="h/1/a")
+    return story.run("0", 100, 200, holder="h/2/b")
+
+
+def test_a_lost_attempt_and_the_next_are_two_bars_with_the_reason_between() -> None:
+    lane = lane_of(chart_of(lost_at_once()), "commits")
+    assert lane.segments[1:] == (
+        Segment("run", START_MS + 5, START_MS + 100),
+        Segment("wait", START_MS + 100, START_MS + 100),
+        Segment("run", START_MS + 100, START_MS + 200),
+    )
+    assert lane.losses == (Loss(START_MS + 100, "h/1/a"),)
+    text = draw_text(chart_of(lost_at_once()), ascii_only=True)
+    assert re.search(r"^commits +\|#+x#+ +\|", text, re.M)
+    assert text.endswith("x commits: process h/1/a died, lost after 100 ms")
+
+
+def test_a_loss_breaks_the_bar_of_a_fan_out_whose_other_items_run_on() -> None:
+    story = fanned_out().tell(40, "claimed", "2.0", holder="h/1/a").tell(41, "claimed", "2.1", holder="h/2/b")
+    lane = lane_of(chart_of(story.tell(60, "lost", "2.0", holder="h/1/a"), now_ms=80), "sections")
+    assert lane.segments[-2:] == (
+        Segment("run", START_MS + 40, START_MS + 60),
+        Segment("run", START_MS + 60, START_MS + 80),
+    )
+
+
+def test_a_loss_is_marked_and_told_in_svg() -> None:
+    root = ElementTree.fromstring(draw_svg(chart_of(lost_at_once())))
+    (mark,) = [bar for bar in root.iter(f"{SVG}rect") if bar.get("class") == "lost"]
+    assert mark.findtext(f"{SVG}title") == "process h/1/a died, lost after 100 ms"
 
 
 def test_a_run_too_short_for_a_column_is_still_seen() -> None:

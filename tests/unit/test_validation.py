@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -245,11 +244,9 @@ def chain(length: int, *, closed: bool = False) -> Workflow:
 
 
 def test_a_chain_of_fifty_thousand_compiles_and_a_circle_of_as_many_is_told() -> None:
-    begun = time.monotonic()
     assert len(compile_workflow(chain(50_000)).nodes) == 50_000
     with pytest.raises(DefinitionError, match=r"n0 -> n1 -> .*more\).* -> n49999 -> n0"):
         compile_workflow(chain(50_000, closed=True))
-    assert time.monotonic() - begun < 10
 
 
 def test_a_workflow_with_too_many_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic_queues.errors import InputError
+from mosaic_queues.errors import DefinitionError, InputError
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.grammar import seconds
 from mosaic_tasks.definition.workflow import Workflow
@@ -90,6 +90,18 @@ def test_any_node_survives_writing_and_reading(node: dict[str, Any]) -> None:
     again = Workflow.from_yaml(workflow.to_yaml())
     assert again == workflow
     assert compile_workflow(again).encode() == compile_workflow(workflow).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("batch: {min_item: 3}", "unknown key 'min_item'; did you mean 'min_items'"),
+        ("edges: {b: {feilds: [x]}}", "unknown key 'feilds'; did you mean 'fields'"),
+    ],
+)
+def test_an_unknown_key_is_compared_with_those_of_its_place(line: str, told: str) -> None:
+    with pytest.raises(DefinitionError, match=told):
+        Workflow.from_yaml(f"name: w\nnodes:\n  a:\n    task: t\n    {line}\noutput: a")
 
 
 def test_the_schema_for_editors_accepts_what_the_loader_accepts() -> None:
