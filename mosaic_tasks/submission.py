@@ -12,7 +12,7 @@ from celery import Celery
 
 from mosaic_queues.connection import server_errors
 from mosaic_queues.errors import InputError, NotSerializable
-from mosaic_queues.ledger import Group, Release
+from mosaic_queues.transitions import Group, Release
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.workflow import Workflow

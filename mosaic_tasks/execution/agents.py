@@ -78,6 +78,7 @@ async def run_agent(
     on_delta: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
     prefix: str = "",
+    priority: int = 0,
 ) -> AgentAnswer:
     """Asks `agent` once, and once more where the answer does not fit its schema.
 
@@ -88,6 +89,7 @@ async def run_agent(
         on_delta: sees the pieces of the first answer as they come; a repair is not shown to it.
         timeout_s: for the whole, repair included.
         prefix: the beginning of the answer, from an earlier attempt: an engine that can goes on from there.
+        priority: 0 is the most urgent; for engines that order their requests.
 
     Raises:
         EngineError: no answer, or an empty one; see its kinds for what may be tried again.
@@ -98,7 +100,7 @@ async def run_agent(
     model = _model(asked, agent.model)
     label = str(model)
     clock = _Clock(timeout_s)
-    request = _request(agent, names, model=model.name)
+    request = _request(agent, names, model=model.name, priority=priority)
     first = await _ask_on(asked, request, clock, on_delta, prefix)
     if agent.output_schema is None:
         return AgentAnswer(first.text, first.usage, label, text=first.text)
@@ -137,7 +139,7 @@ def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:
     return found[0], problems[0]
 
 
-def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str) -> EngineRequest:
+def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str, priority: int) -> EngineRequest:
     system = render(agent.system, names) if agent.system else ""
     lead = (Message("system", system),) if system.strip() else ()
     return EngineRequest(
@@ -145,6 +147,9 @@ def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str) -> Engin
         model=model,
         output_schema=agent.output_schema,
         temperature=agent.temperature,
+        top_p=agent.top_p,
+        adapter=agent.adapter,
+        priority=priority,
         max_tokens=agent.max_tokens,
         seed=agent.seed,
         stop=agent.stop,

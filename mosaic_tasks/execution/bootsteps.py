@@ -11,12 +11,13 @@ from typing import Any
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
-from mosaic_queues.heads import oldest_message
-from mosaic_queues.ledger import INPUTS_CALL, Group
+from mosaic_queues.broker import oldest_message
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
+from mosaic_queues.transitions import INPUTS_CALL, Group
 from mosaic_tasks.definition.plan import INPUTS
+from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import (
     Process,
@@ -26,6 +27,7 @@ from mosaic_tasks.execution.process import (
     process_for,
     set_worker_facts,
 )
+from mosaic_tasks.pool import TaskPool
 
 
 class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
@@ -36,6 +38,7 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._sweeping: Sweeping | None = None
+        self._host: Host | None = None
         if os.getcwd() not in sys.path:
             # where people keep their tools; `mosaic worker` finds them there too
             sys.path.append(os.getcwd())
@@ -44,7 +47,11 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     def start(self, parent: Any) -> None:
         """After the pool started, so that no thread of ours is forked."""
         process = process_for(parent.app)
-        process.start_liveness(queues=facts_of(parent).queues, slots=parent.concurrency or 1)
+        hosts = isinstance(parent.pool, TaskPool)
+        process.start_liveness(queues=facts_of(parent).queues, slots=parent.concurrency or 1, hosts=hosts)
+        if hosts:
+            self._host = Host(process, loop=parent.pool.loop, slots=parent.pool.slots)
+            process.host = parent.pool.hosted = self._host
         self._sweeping = start_sweeping(
             run_recovery(process),
             namespace=process.settings.namespace,
@@ -52,10 +59,15 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         )
 
     def stop(self, parent: Any) -> None:
-        """Ends the recovery of runs and says goodbye."""
+        """Ends the recovery of runs and says goodbye. Calls of a host are recorded first: its pool ends here."""
+        if self._host is not None:
+            parent.pool.stop()
         if self._sweeping is not None:
             self._sweeping.stop()
             self._sweeping = None
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         close_process(parent.app)
 
     terminate = stop
@@ -72,7 +84,7 @@ def facts_of(worker: Any) -> WorkerFacts:
     )
 
 
-class Host:
+class Recovering:
     """A worker's process, as the recovery of runs needs it."""
 
     def __init__(self, process: Process) -> None:
@@ -82,9 +94,13 @@ class Host:
         """Sends ready calls in batches."""
         self._process.publish(run_id, self._process.plan_of(run_id), groups)
 
-    def oldest_message(self, queue: str) -> float | None:
+    def priority(self, run_id: str) -> int:
+        """What its submission said."""
+        return self._process.plan_of(run_id).plan.priority
+
+    def oldest_message(self, queue: str, priority: int) -> float | None:
         """Looks at the head of a queue."""
-        return oldest_message(self._process.app, queue)
+        return oldest_message(self._process.app, queue, priority)
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """The timeout of a node's calls; what only collects them or reads along has none."""
@@ -115,7 +131,7 @@ def run_recovery(process: Process) -> RunRecovery:
         max_run_bytes=config.max_run_bytes,
         plans_s=config.max_run_s + config.retention_s,
     )
-    return RunRecovery(process.ledger, host=Host(process), limits=limits)
+    return RunRecovery(process.ledger, host=Recovering(process), limits=limits)
 
 
 @worker_process_shutdown.connect(weak=False)

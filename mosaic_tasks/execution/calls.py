@@ -9,14 +9,15 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import CallLost, ClaimLost, EngineError, PayloadError, ToolError
-from mosaic_queues.ledger import Claim, Usage
 from mosaic_queues.streams import Drain
+from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import evaluate
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
@@ -30,8 +31,8 @@ from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
-    Read,
     Skip,
+    Unrecorded,
     Value,
     Work,
     failure,
@@ -68,7 +69,7 @@ class Execution:
         except SkippedError as error:
             return Skip(str(error))
         except ClaimLost as error:
-            return Read(str(error))
+            return Unrecorded(str(error))
         except RedisError:
             raise
         except Exception as error:  # noqa: BLE001 - a condition or a path in the definition may raise anything
@@ -122,7 +123,7 @@ class Execution:
         except Interrupted:
             raise
         except ClaimLost as error:
-            return Read(str(error))
+            return Unrecorded(str(error))
         except BaseException as error:
             if work.call.reads and isinstance(error, RedisError):  # what a fold raises is told as such
                 raise
@@ -173,7 +174,7 @@ class Execution:
             self._publications.pop(work.claim, None)
             return self._value(result, ending)._replace(usage=usage)
         except ClaimLost as error:
-            return Read(str(error), usage)
+            return Unrecorded(str(error), usage)
         except PayloadError as error:
             return failure(work.node, work.claim, error)._replace(usage=usage)
 
@@ -197,13 +198,19 @@ class Execution:
         return told._replace(is_first=work.call.reads and self._mailboxes.went_on(work.claim))
 
     async def run_async(self, work: Work) -> Outcome:
-        """Runs an agent or a coroutine tool on the event loop."""
+        """Runs an agent or a coroutine tool on the event loop of this thread."""
+        return (await self.answered(work))()
+
+    async def answered(self, work: Work) -> Callable[[], Outcome]:
+        """Runs an agent or a coroutine tool on an event loop that others share. What comes of it is left to whom may
+        block: large results are stored, and what a publication has left is sent."""
         agent, usage = work.node.plan.agent, None
         limit = asyncio.timeout(None if work.call.reads else work.node.plan.timeout_s)
         try:
             async with limit:
                 if work.call.reads:
-                    return await self._mailboxes.run(work)
+                    outcome = await self._mailboxes.run(work)
+                    return lambda: outcome
                 publication = self._publication(work)
                 if agent is None:
                     result = await self._await_tool(work, publication)
@@ -211,21 +218,22 @@ class Execution:
                     answer = await self._ask(work, agent, publication)
                     result, usage = answer.value, usage_of(work, answer.model, answer.usage)
         except TimeoutError as error:
-            return self._failure(work, timed_out(work.node) if limit.expired() else error)
+            return partial(self._failure, work, timed_out(work.node) if limit.expired() else error)
         except EngineError as error:
             spent = usage_of(work, error.model, error.usage) if error.usage is not None else None
-            return self._failure(work, error)._replace(usage=spent)
+            failed = self._failure(work, error)._replace(usage=spent)
+            return lambda: failed
         except (asyncio.CancelledError, Interrupted):
             raise
         except ClaimLost as error:
-            return Read(str(error))
+            return partial(Unrecorded, str(error))
         except RedisError as error:
             if work.call.reads:  # what a fold raises is told as such
                 raise
-            return self._failure(work, error)
+            return partial(self._failure, work, error)
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
-            return self._failure(work, error)
-        return self._outcome(work, result, usage, publication)
+            return partial(self._failure, work, error)
+        return partial(self._outcome, work, result, usage, publication)
 
     async def _await_tool(self, work: Work, publication: Publication | None) -> Any:
         result = work.node.tool.function(**work.node.tool.typed(work.arguments))
@@ -244,7 +252,7 @@ class Execution:
         """An agent's answer, published as it comes."""
         timeout_s = work.node.plan.timeout_s
         if publication is None:
-            return await run_agent(agent, work.names, timeout_s=timeout_s)
+            return await run_agent(agent, work.names, timeout_s=timeout_s, priority=self.plan.plan.priority)
         listener = Listener(
             publication,
             fields=list(self.plan.announced(work.node.number)),
@@ -252,7 +260,12 @@ class Execution:
             schema=agent.output_schema,
         )
         answer = await run_agent(
-            agent, work.names, timeout_s=timeout_s, on_delta=listener.hear, prefix=publication.earlier_text()
+            agent,
+            work.names,
+            timeout_s=timeout_s,
+            on_delta=listener.hear,
+            prefix=publication.earlier_text(),
+            priority=self.plan.plan.priority,
         )
         listener.settle(answer.text, answer.value)
         return answer

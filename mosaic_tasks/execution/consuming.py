@@ -11,145 +11,24 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 
-from mosaic_queues.errors import NotSerializable, ToolError
-from mosaic_queues.ledger import UNDONE, Claim, Group, Ledger, Mark
-from mosaic_queues.streams import Chunk, Commit, Drain, Grow, Seal, Undo, position_of
+from mosaic_queues.content import ContentKind, UnpackMany, content_of, nothing
+from mosaic_queues.errors import IllegalTransition, NotSerializable, ToolError
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Grow, Seal, Undo
+from mosaic_queues.transitions import UNDONE, Claim, Group, Mark
 from mosaic_tasks.definition.plan import Batch
-from mosaic_tasks.execution.content import ContentKind, UnpackMany, content_of, contents_of, joined, nothing
-from mosaic_tasks.execution.markers import Marker, MarkerReader
-from mosaic_tasks.execution.publishing import Outlet
+from mosaic_tasks.execution.outlets import Outlet
+from mosaic_tasks.execution.sources import Places, SourceKind, Stretch, source_of
+
+log = structlog.get_logger(__name__)
 
 STAY_S = 0.04
 """A mailbox that has worked stays for chunks that follow so soon: twice the time for which they wait for each other."""
-
-SourceKind = Literal["text", "item", "sentence", "answers"]
-"""How a stream is read: as text, as items, or as the sentences of a text, perhaps of one that whole answers make."""
-
-
-class Source:
-    """What a mailbox knows of one of the streams that it reads.
-
-    Attributes:
-        cursor: the last entry whose content is taken in.
-        position: how much of the content was consumed: characters or items.
-        end: the entry that says that the producer closed; None: it did not.
-        cut_to: the producer took back what was consumed, down to this place; None: it did not.
-    """
-
-    def __init__(self, stream: str, *, kind: ContentKind, cursor: str = "0-0", position: int = 0) -> None:
-        self.stream, self.kind, self.cursor, self.position = stream, kind, cursor, position
-        self.end: str | None = None
-        self.cut_to: int | None = None
-        self._content: list[tuple[str, int, Any]] = []
-        """Entry, offset and content, not consumed yet."""
-
-    def take_in(self, chunks: Sequence[Chunk], values: Mapping[str, Any]) -> None:
-        """Adds what came; `values` holds the content of each chunk by its entry, but for items that are taken back."""
-        for chunk in chunks:
-            if chunk.kind == "retract":
-                self._cut(chunk.offset)
-                self.end = None
-            elif chunk.kind == "end":
-                self.end = chunk.id
-            elif chunk.id in values:
-                self._content.append((chunk.id, chunk.offset, values[chunk.id]))
-            self.cursor = chunk.id
-
-    def _cut(self, most: int) -> None:
-        """The producer takes back what lies beyond `most`."""
-        self._content = [(entry, at, part[: most - at]) for entry, at, part in self._content if at < most]
-        if most < self.position:
-            self.cut_to = most if self.cut_to is None else min(most, self.cut_to)
-
-    def available(self) -> int:
-        """How much can be consumed now."""
-        return sum(len(part) for _, part in self._contiguous())
-
-    def _contiguous(self) -> list[tuple[int, Any]]:
-        """Offset and content that follow on the position, in order; a fan-out's items come in any."""
-        place, parts = self.position, []
-        for _, at, part in sorted(self._content, key=lambda each: each[1]):
-            if at > place:
-                break
-            if at + len(part) > place:
-                parts.append((place, part[place - at :]))
-                place = at + len(part)
-        return parts
-
-    def consume(self, most: int) -> Any:
-        """The next content, at most so much of it (0: all): a text, or a list of items."""
-        pieces: list[Any] = []
-        for _, part in self._contiguous():
-            taken = part[: most - sum(map(len, pieces))] if most else part
-            pieces.append(taken)
-            if most and sum(map(len, pieces)) >= most:
-                break
-        consumed = sum(map(len, pieces))
-        self.position += consumed
-        return joined(pieces, self.kind)
-
-    def mark(self) -> str:
-        """The cursor to commit: what is behind it and not consumed is read again; so is the end, which the next session
-        must know of."""
-        self._content = [each for each in self._content if each[1] + len(each[2]) > self.position]
-        left = [entry for entry, _, _ in self._content] + ([self.end] if self.end else [])
-        return _before(min(left, key=position_of)) if left else self.cursor
-
-
-class SentenceSource(Source):
-    """A text that is read sentence by sentence (headings count as such): what is not complete yet stays."""
-
-    def available(self) -> int:
-        """How many sentences can be consumed now."""
-        return len(self._sentences())
-
-    def consume(self, most: int) -> Any:
-        """The next sentences, at most so many (0: all)."""
-        found = self._sentences()
-        taken = found[:most] if most else found
-        is_all = self.end is not None and len(taken) == len(found)
-        self.position += len(self._text()) if is_all else taken[-1].end if taken else 0
-        return [marker.text for marker in taken]
-
-    def _text(self) -> str:
-        return "".join(part for _, part in self._contiguous())
-
-    def _sentences(self) -> list[Marker]:
-        """Those that are complete; their places count from the position."""
-        reader = MarkerReader()
-        return reader.feed(self._text()) + (reader.close() if self.end is not None else [])
-
-
-class AnswerSource(SentenceSource):
-    """The same of a text whose chunks are whole answers: each ends its last sentence."""
-
-    def _sentences(self) -> list[Marker]:
-        found: list[Marker] = []
-        for place, part in self._contiguous():
-            reader, offset = MarkerReader(), place - self.position
-            told = [*reader.feed(part), *reader.close()]
-            found += [each._replace(start=each.start + offset, end=each.end + offset) for each in told]
-        return found
-
-
-def _source(stream: str, kind: SourceKind) -> Source:
-    match kind:
-        case "sentence":
-            return SentenceSource(stream, kind="text")
-        case "answers":
-            return AnswerSource(stream, kind="text")
-        case _:
-            return Source(stream, kind=kind)
-
-
-def _before(entry: str) -> str:
-    """The largest entry id before this one."""
-    ms, number = position_of(entry)
-    return f"{ms}-{number - 1}" if number else f"{ms - 1}-{2**64 - 1}"
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -162,6 +41,7 @@ class _Kept(msgspec.Struct, array_like=True):
         said: how much its own stream held when it began again; 0 when it did not.
         finished: nothing more comes out of it.
         undone: how often calls were undone; what was claimed before is refused by it.
+        ahead: by stream, the results of calls that it has read of before their turn.
     """
 
     state: Any = None
@@ -170,6 +50,7 @@ class _Kept(msgspec.Struct, array_like=True):
     said: int = 0
     finished: bool = False
     undone: int = 0
+    ahead: dict[str, list[Stretch]] = {}
 
 
 class Stores(NamedTuple):
@@ -213,9 +94,10 @@ class Mailbox:
     ) -> None:
         self._run_id, self._claim, self._holder, self._stores = run_id, claim, holder, stores
         self._batch, self._initial, self._kinds = batch, initial, dict(streams)
-        self._sources = {stream: _source(stream, kind) for stream, kind in streams.items()}
+        self._sources = {stream: source_of(stream, kind) for stream, kind in streams.items()}
         self._kept = _Kept(initial)
         self._on_loop, self._stays = on_loop, False
+        self._began_again = False
         self.went_on = False
         self.batch_since: float | None = None
 
@@ -225,7 +107,25 @@ class Mailbox:
         Args:
             opened: what came with the claim.
         """
-        self._open(opened or self._consume(None))
+        drain = opened
+        while True:
+            try:
+                return await self._session(drain or self._consume(None))
+            except IllegalTransition as error:
+                if self._began_again:
+                    raise
+                self._forget(error)
+                drain = None
+
+    def _forget(self, error: Exception) -> None:
+        """The server has lost what this session read, or its last commit: it begins again from the last that is
+        there."""
+        log.warning("mailbox.gap", what="its last batches are done again", run=self._run_id, error=str(error))
+        self._began_again, self._kept = True, _Kept(self._initial)
+        self._sources = {stream: source_of(stream, kind) for stream, kind in self._kinds.items()}
+
+    async def _session(self, opened: Drain) -> bool:
+        self._open(opened)
         waited = False
         while not self._kept.finished:
             if any(source.cut_to is not None for source in self._sources.values()):
@@ -268,6 +168,7 @@ class Mailbox:
             commit=commit,
         )
         self._stores.publish(drain.ready)
+        self._began_again = self._began_again and commit is None
         return drain
 
     def _open(self, drain: Drain) -> None:
@@ -277,19 +178,30 @@ class Mailbox:
         for stream, source in self._sources.items():
             source.cursor = drain.cursors.get(stream, "0-0")
             source.position = self._kept.positions.get(stream, 0)
+            source.ahead = Places(self._kept.ahead.get(stream, ()))
         self._take_in(drain)
 
     def _take_in(self, drain: Drain) -> int:
         """Adds what was read; returns how many chunks that were."""
         for stream, chunks in drain.chunks.items():
-            self._sources[stream].take_in(chunks, self._contents(chunks))
+            self._add(stream, chunks)
         return sum(map(len, drain.chunks.values()))
 
-    def _contents(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        def outputs(calls: Sequence[str]) -> Sequence[bytes | None]:
-            return self._stores.ledger.outputs(self._run_id, calls)
+    def _add(self, stream: str, chunks: Sequence[Chunk]) -> None:
+        """Adds what was read of a stream, and the results of calls whose turn it is then."""
+        held = [chunk for chunk in chunks if chunk.data]
+        values = self._stores.unpack([chunk.data for chunk in held]) if held else []
+        source = self._sources[stream]
+        source.take_in(chunks, {chunk.id: value for chunk, value in zip(held, values, strict=True)})
+        while wanted := source.wanted()[:ENTRIES_READ]:
+            source.load(wanted, self._results(stream, wanted))
 
-        return contents_of(chunks, outputs, self._stores.unpack)
+    def _results(self, stream: str, places: Sequence[int]) -> dict[int, Any]:
+        """Results of calls, by their places, but for those that were taken back since."""
+        calls = [f"{stream}.{place}" for place in places]
+        envelopes = self._stores.ledger.outputs(self._run_id, calls)
+        found = {place: envelope for place, envelope in zip(places, envelopes, strict=True) if envelope}
+        return dict(zip(found, self._stores.unpack(list(found.values())), strict=True))
 
     def _read(self) -> bool:
         """Reads on behind what is taken in. False: nothing was there, it went idle."""
@@ -331,7 +243,7 @@ class Mailbox:
         )
         found = await asyncio.to_thread(wait) if self._on_loop else wait()
         for stream, chunks in found.items():
-            self._sources[stream].take_in(chunks, self._contents(chunks))
+            self._add(stream, chunks)
         return bool(found)
 
     # -- committing ----------------------------------------------------------------------------------------------
@@ -340,7 +252,12 @@ class Mailbox:
         self._kept.positions = {stream: source.position for stream, source in self._sources.items()}
         cursors = {stream: source.mark() for stream, source in self._sources.items()}
         after = {stream: source.cursor for stream, source in self._sources.items()}
-        return Commit(cursors, after, self._packed(), **more)
+        ahead = {stream: source.ahead.stretches for stream, source in self._sources.items()}
+        self._kept.ahead = {stream: stretches for stream, stretches in ahead.items() if stretches}
+        seen = {stream: source.seen for stream, source in self._sources.items()}
+        for source in self._sources.values():
+            source.seen = []
+        return Commit(cursors, after, self._packed(), seen=seen, **more)
 
     def _packed(self) -> bytes:
         try:
@@ -400,13 +317,14 @@ class Folding(Mailbox):
     def marks(self) -> list[Mark]:
         """What ends its stream."""
         stream, _, readers = self._own
-        return [Mark(stream, "end", self._kept.emitted, 0, readers)]
+        return [Mark(stream, "end", self._kept.emitted, 0, readers, True)]
 
     def _open(self, drain: Drain) -> None:
         """Takes up the last commit; what it said before it began again is what it is compared with."""
         super()._open(drain)
         said = self.whole() if self._kept.said > self._kept.emitted else nothing(self._own[1])
-        self._outlet = Outlet(*self._own, said, position=self._kept.emitted)
+        flushes = self._outlet.flushes  # a number that was there before would be taken for a repetition
+        self._outlet = Outlet(*self._own, said, position=self._kept.emitted, flushes=flushes)
 
     async def _work(self) -> bool:
         batch = {stream: source.consume(self._batch.max_items) for stream, source in self._sources.items()}
@@ -428,11 +346,10 @@ class Folding(Mailbox):
         said = self.whole()
         self._kept = _Kept(self._initial, said=len(said))
         self._outlet.begin_again(said)
-        self._sources = {stream: _source(stream, kind) for stream, kind in self._kinds.items()}
+        self._sources = {stream: source_of(stream, kind) for stream, kind in self._kinds.items()}
         self._take_in(self._consume(Commit({}, {}, self._packed())))
         for stream, source in self._sources.items():
-            chunks = self._stores.ledger.chunks(self._run_id, stream, after=source.cursor)
-            source.take_in(chunks, self._contents(chunks))
+            self._add(stream, self._stores.ledger.chunks(self._run_id, stream, after=source.cursor))
 
     def _finish(self) -> None:
         if not self._is_skipped():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_queues.errors import BindingError
-from mosaic_queues.ledger import Claim, Field, Mark
+from mosaic_queues.transitions import Claim, Field, Mark
 from mosaic_tasks.definition.plan import Path, Ref
 from mosaic_tasks.definition.references import read
 from mosaic_tasks.execution.outcomes import Ending

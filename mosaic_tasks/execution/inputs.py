@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mosaic_queues.errors import BindingError, ClaimLost, ToolError
-from mosaic_queues.ledger import INPUTS_CALL
+from mosaic_queues.transitions import INPUTS_CALL
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Path, Ref
 from mosaic_tasks.definition.references import read
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan, stream_name

@@ -9,20 +9,20 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from mosaic_queues.content import ContentKind
 from mosaic_queues.errors import ToolError
-from mosaic_queues.ledger import Claim, Usage
+from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.agents import run_agent
-from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, SourceKind, Stores
-from mosaic_tasks.execution.content import ContentKind
+from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Outcome,
-    Read,
     Skip,
+    Unrecorded,
     Value,
     Work,
     shown,
@@ -32,6 +32,7 @@ from mosaic_tasks.execution.outcomes import (
 )
 from mosaic_tasks.execution.prepared import PreparedNode, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.sources import SourceKind
 
 
 class Mailboxes:
@@ -107,7 +108,12 @@ class Mailboxes:
             arguments, names = self._inputs.given(node, None, {**work.early, **self._batches(node, batch)})
             if node.plan.agent is None:
                 return await _folded(node, state, arguments, kind)
-            answer = await run_agent(node.plan.agent, {**names, SO_FAR: state}, timeout_s=node.plan.timeout_s)
+            answer = await run_agent(
+                node.plan.agent,
+                {**names, SO_FAR: state},
+                timeout_s=node.plan.timeout_s,
+                priority=self._plan.plan.priority,
+            )
             usages.append(usage_of(work, answer.model, answer.usage))
             return _grown_answer(state, answer.value, kind)
 
@@ -136,11 +142,11 @@ class Mailboxes:
         if work.node.plan.grows:
             growing = self._sessions[work.claim] = self._growing(work)
             await growing.run(work.opened)
-            return Read("its list is read")
+            return Unrecorded("its list is read")
         folding, usages = self._folding(work)
         self._sessions[work.claim] = folding
         if not await folding.run(work.opened):
-            return Read("what came is read", total_usage(usages))
+            return Unrecorded("what came is read", total_usage(usages))
         if (skipped := self._skipped_source(work.node)) is not None:
             return Skip(f"{self._plan.label(skipped)} was skipped")
         fold = None if work.node.plan.agent is not None else work.node.tool.fold

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from celery.exceptions import Ignore, Reject, Retry
 
 from mosaic_queues.errors import CallError, CallTimeout, MosaicError, PayloadError
-from mosaic_queues.ledger import Claim, Field, Mark, Usage
 from mosaic_queues.streams import Drain
+from mosaic_queues.transitions import Claim, Field, Mark, Usage
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
 
 
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
     is_first: bool = False
 
 
-class Read(NamedTuple):
+class Unrecorded(NamedTuple):
     """Nothing is to be recorded of the call: a mailbox read what there was and waits for more, or made a call of each
     item, or the claim was lost."""
 
@@ -96,7 +96,7 @@ class Read(NamedTuple):
     usage: Usage | None = None
 
 
-Outcome = Value | Skip | Expand | Failure | Read
+Outcome = Value | Skip | Expand | Failure | Unrecorded
 
 
 def usage_of(work: Work, model: str, used: Any) -> Usage:

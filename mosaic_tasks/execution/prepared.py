@@ -6,16 +6,14 @@ import re
 from functools import cached_property
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_queues.ledger import Group, JoinStep, Release
+from mosaic_queues.transitions import CLOSE, MAILBOX, Group, JoinStep, Release
 from mosaic_tasks.definition.plan import ITEM, NodePlan, Path, Plan
 from mosaic_tasks.definition.references import Label, label_in, path_text, prepare, refs_in
 from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
 from mosaic_tasks.execution.sharing import Lengths
 
-CLOSE = "c"
-MAILBOX = "m"
-_CALL = re.compile(r"[0-9]{1,9}(\.([0-9]{1,9}|[cm]))?")
+_CALL = re.compile(rf"[0-9]{{1,9}}(\.([0-9]{{1,9}}|{CLOSE}|{MAILBOX}))?")
 
 
 class CallId:
@@ -206,4 +204,4 @@ class PreparedPlan:
         return lengths.get(self.length_key(call))
 
 
-__all__ = ["CLOSE", "MAILBOX", "CallId", "PreparedNode", "PreparedPlan", "stream_name"]
+__all__ = ["CallId", "PreparedNode", "PreparedPlan", "stream_name"]

@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from celery import Celery
@@ -20,11 +20,12 @@ from redis.retry import Retry
 
 from mosaic_queues.connection import connect, server_ms
 from mosaic_queues.following import close_hub
-from mosaic_queues.ledger import Claim, Group, Ledger, Redo
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
+from mosaic_queues.transitions import Claim, Group, Redo
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.execution.loop import close_loop
@@ -46,11 +47,22 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
+class Host(Protocol):
+    """What runs calls on an event loop that they share."""
+
+    def take(self, run_id: str, calls: Sequence[str], done: Callable[[], object]) -> None:
+        """Takes up a message; `done` is called, from any thread, when none of its calls needs it any more."""
+
+    def has_room(self) -> bool:
+        """Whether half of its slots are free."""
+
+
 class Process:
     """The resources of this process, made once per process id (a forked child makes its own).
 
     Attributes:
         serves: the queues whose calls this process may go on to without the broker.
+        host: runs calls on an event loop that they share, where the worker has the async pool.
     """
 
     def __init__(self, app: Celery, facts: WorkerFacts) -> None:
@@ -66,10 +78,12 @@ class Process:
         self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
         self.lengths = Lengths()
         self.serves = facts.queues
+        self.host: Host | None = None
         self._values: OrderedDict[tuple[str, int, str], bytes] = OrderedDict()
         self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
         self._plan_hashes: OrderedDict[str, str] = OrderedDict()
         self._slots: dict[str, int] = {}
+        self._hosted: Collection[str] = ()
         self._drives = 0
         self._parts = itertools.count()
         self._leaving: set[tuple[str, str]] = set()
@@ -87,7 +101,7 @@ class Process:
         assert self._liveness is not None
         return self._liveness.name
 
-    def start_liveness(self, *, queues: Sequence[str] = (), slots: int = 0) -> None:
+    def start_liveness(self, *, queues: Sequence[str] = (), slots: int = 0, hosts: bool = False) -> None:
         """Announces this process; a worker's main process says which queues it serves."""
         with self._lock:
             if self._liveness is not None:
@@ -98,6 +112,7 @@ class Process:
                 expiry_s=self.settings.liveness_s,
                 queues=queues,
                 slots=slots,
+                hosts=hosts,
                 on_beat=self._beat,
             )
             liveness.start()
@@ -155,10 +170,13 @@ class Process:
 
     def _count_slots(self) -> None:
         slots: dict[str, int] = {}
+        shared: set[str] = set()
         for process in live_processes(self.client, self.ledger.keys):
             for queue in process.queues:
-                slots[queue] = slots.get(queue, 0) + process.slots
-        self._slots = slots
+                slots[queue] = slots.get(queue, 0) + (1 if process.hosts else process.slots)
+                if not process.hosts:
+                    shared.add(queue)
+        self._slots, self._hosted = slots, slots.keys() - shared
 
     @contextmanager
     def driving(self) -> Iterator[None]:
@@ -173,21 +191,28 @@ class Process:
 
     def has_room(self) -> bool:
         """Whether half of this process's slots are free. A forked child has one slot, and knows of no other."""
+        if self.host is not None:
+            return self.host.has_room()
         return self.pid == self.facts.pid and 2 * self._drives <= self.facts.slots
 
     def slots(self, queue: str) -> int:
-        """How many messages of a queue run at once, over all live workers; 1 when not known."""
+        """How many messages of a queue run at once, over all live workers; 1 when not known. A worker that hosts calls
+        counts once: a message may bring it all that it has slots for."""
         return self._slots.get(queue, 1)
 
     def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
         """Publishes ready calls in batches that suit their measured length and the workers there are."""
         if groups:
-            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan))
+            self.outbox.publish(
+                run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority
+            )
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
         if header:
-            self.outbox.publish_chord(run_id, header, close, batch_size=self._batch_size(plan))
+            self.outbox.publish_chord(
+                run_id, header, close, batch_size=self._batch_size(plan), priority=plan.plan.priority
+            )
 
     def redo(
         self,
@@ -223,6 +248,7 @@ class Process:
                 batch_s=self.settings.batch_s,
                 batch_calls=self.settings.batch_calls,
                 concurrent=plan.is_concurrent(calls[0]),
+                hosted=queue in self._hosted,
             )
 
         return size

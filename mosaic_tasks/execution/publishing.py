@@ -1,9 +1,4 @@
-"""What a running call has to say already: its chunks, coalesced and published in the background.
-
-The rule for a second attempt: what the first one published stands until the new one differs. An attempt that gives the
-same again is compared with it and publishes only what goes beyond; where it differs, it retracts to that place first.
-So consumers keep what they have, and what a stream says in the end is always the call's output.
-"""
+"""What a running call has to say already: its chunks, coalesced and published in the background."""
 
 from __future__ import annotations
 
@@ -11,128 +6,31 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import ClaimLost, PayloadError
-from mosaic_queues.ledger import UNDONE, Claim, Field, JoinStep, Mark
-from mosaic_queues.streams import Flush, Piece
-from mosaic_queues.values import encode
+from mosaic_queues.content import ContentKind, content_of, nothing
+from mosaic_queues.errors import ClaimLost, IllegalTransition, PayloadError
+from mosaic_queues.streams import Flush
+from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
-from mosaic_tasks.execution.content import ContentKind, content_of, joined, nothing
+from mosaic_tasks.execution.outlets import Outlet
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.redoing import redo_of
 
 log = structlog.get_logger(__name__)
 
-COALESCE_S = 0.02
-"""Chunks wait for each other so long; the first one after a silence does not wait."""
-FLUSH_TEXT = 16_384
-"""Characters that are published without waiting."""
-FLUSH_ITEMS = 256
 LAG_LOOK_MS = 1000
 """A producer that waits for readers looks so often whether they still run."""
 AGAIN_S = 0.2
 """Pause before chunks are sent again to a server that does not answer."""
 FLUSHES_AHEAD = 4
 """A producer that is ahead of its own publishing by so many full flushes waits for it."""
-
-
-class Outlet:
-    """One stream of a running call: what was published of it, and what waits to be.
-
-    Attributes:
-        earlier: what earlier attempts published, up to where this one differs.
-        position: where the next piece of this attempt belongs: characters or items.
-        waiting: how much waits: characters or items.
-    """
-
-    def __init__(
-        self,
-        stream: str,
-        kind: ContentKind,
-        readers: Sequence[str],
-        earlier: Any,
-        *,
-        position: int = 0,
-        flushes: int = 0,
-    ) -> None:
-        self.stream, self.kind, self.readers = stream, kind, readers
-        self.earlier, self.position = earlier, position
-        self._pieces: list[Any] = []
-        self._waiting: list[Any] = []
-        self.waiting = 0
-        self._retract: int | None = None
-        self._flushes = flushes
-
-    @property
-    def is_due(self) -> bool:
-        """Whether anything is to be published."""
-        return bool(self._waiting) or self._retract is not None
-
-    def add(self, piece: Any) -> None:
-        """Takes the next piece: a text, or a list of items."""
-        same = self._confirmed(piece)
-        self.position += len(piece)
-        self._pieces.append(piece)
-        if same < len(piece):
-            self._drop_earlier(self.position - len(piece) + same)
-            self._waiting.append(piece[same:])
-            self.waiting += len(piece) - same
-
-    def _confirmed(self, piece: Any) -> int:
-        """How much of the piece is what an earlier attempt published at this place."""
-        known = self.earlier[self.position : self.position + len(piece)]
-        if not known or self._are_same(known, piece[: len(known)]):
-            return len(known)
-        pairs = enumerate(zip(known, piece, strict=False))
-        return next(place for place, pair in pairs if not self._are_same(*pair))
-
-    def _are_same(self, old: Any, new: Any) -> bool:
-        """Items are compared as they are stored: 1 is not True, and a tuple has become a list."""
-        return bool(old == new) if self.kind == "text" else encode(old) == encode(new)
-
-    def _drop_earlier(self, place: int) -> None:
-        """From `place` on this attempt says something else."""
-        if len(self.earlier) > place:
-            self._retract = place
-            self.earlier = self.earlier[:place]
-
-    def end(self) -> None:
-        """The call is over: what an earlier attempt said beyond it is taken back."""
-        self._drop_earlier(self.position)
-
-    def differs(self, whole: Any) -> bool:
-        """Whether this attempt's pieces do not make `whole`."""
-        return bool(joined(self._pieces, self.kind) != whole)
-
-    def said(self) -> Any:
-        """What the stream says once everything is published."""
-        return joined(self._pieces, self.kind) + self.earlier[self.position :]
-
-    def begin_again(self, said: Any) -> None:
-        """What the stream says so far counts as an earlier attempt's."""
-        self.earlier, self.position = said, 0
-        self._pieces = []
-
-    def take(self, pack: Callable[[Any], bytes]) -> Flush | None:
-        """What is due, as one flush."""
-        if not self.is_due:
-            return None
-        pieces: list[Piece] = []
-        waiting = joined(self._waiting, self.kind)
-        start = self.position - len(waiting)
-        if self._retract is not None:
-            pieces.append(Piece("retract", self._retract, 0, b""))
-        if waiting:
-            pieces.append(Piece(self.kind, start, len(waiting), pack(waiting)))
-        self._waiting, self.waiting, self._retract = [], 0, None
-        self._flushes += 1
-        return Flush(self.stream, self._flushes, self.readers, pieces)
 
 
 class Publication:
@@ -170,12 +68,11 @@ class Publication:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._flushed_at = 0.0
-        self._server_bytes = 0
         self._looked_at = 0
         self._batches: deque[tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]] = deque()
         self._error: Exception | None = None
         self._announced = self._announced_earlier()
+        self._told: dict[Path, Any] = {}
 
     def outlet(self, path: Path, kind: ContentKind) -> Outlet:
         """The stream of a part of the output; opened when first asked for."""
@@ -189,7 +86,13 @@ class Publication:
         chunks = self._process.ledger.chunks(self._run_id, stream) if self._resumes else []
         flushes = max((chunk.flush for chunk in chunks if chunk.attempt == self._claim.fence), default=0)
         earlier = content_of(chunks, self._unpack, kind) if chunks else nothing(kind)
-        return Outlet(stream, kind, self._plan.readers(stream), earlier, flushes=flushes)
+        inside_bytes = self._process.settings.stream_bytes
+        outlet = Outlet(
+            stream, kind, self._plan.readers(stream), earlier, flushes=flushes, inside_bytes=inside_bytes
+        )
+        for chunk in chunks:
+            outlet.count(self._process.payloads.stored_bytes(chunk.data), chunk.size)
+        return outlet
 
     def abandon(self) -> None:
         """The call failed: nothing more of it is published."""
@@ -203,43 +106,47 @@ class Publication:
     def text(self, piece: str, path: Path = ()) -> None:
         """The call's text goes on."""
         if piece:
-            self._add(self.outlet(path, "text"), piece, FLUSH_TEXT)
+            self._add(self.outlet(path, "text"), piece)
 
     def items(self, items: list[Any], path: Path = ()) -> None:
         """The call has more items."""
         if items:
-            self._add(self.outlet(path, "item"), items, FLUSH_ITEMS)
+            self._add(self.outlet(path, "item"), items)
 
-    def _add(self, outlet: Outlet, piece: Any, most: int) -> None:
+    def _add(self, outlet: Outlet, piece: Any) -> None:
         with self._lock:
             self._check()
             outlet.add(piece)
-            is_due, waiting = outlet.is_due, outlet.waiting
+            is_due, due_at = outlet.is_due, outlet.due_at
+            is_ahead = outlet.waiting >= FLUSHES_AHEAD * outlet.enough
         if is_due:
-            publisher().due(self, at=0.0 if waiting >= most else self._flushed_at + COALESCE_S)
-        if waiting >= FLUSHES_AHEAD * most:
-            self._wait_for_room(outlet, most)
+            publisher().due(self, at=due_at)
+        if is_ahead:
+            self._wait_for_room(outlet)
 
-    def _wait_for_room(self, outlet: Outlet, most: int) -> None:
+    def _wait_for_room(self, outlet: Outlet) -> None:
         """Until the publisher has caught up; in slices, between which the call can be interrupted."""
         with self._room:
-            while outlet.waiting >= most and self._error is None:
+            while outlet.waiting >= outlet.enough and self._error is None:
                 self._room.wait(AGAIN_S)
 
     def field(self, path: Path, value: Any) -> None:
         """A part of the output is complete: calls that wait for it may start. What was announced before stays, for
         now."""
-        steps = self._plan.announced(self._number).get(path)
         name = stream_name(self._number, path)
-        if steps is None or name in self._announced:
+        if path not in self._plan.announced(self._number) or name in self._announced:
             return
-        envelope = self._pack(value)
+        field = self._field(path, value)
         with self._lock:
             self._check()
-            self._announced[name] = envelope
-            self._fields.append(Field(name, envelope, [step.name for step in steps]))
-            self._joins.update((step.name, step) for step in steps)
+            self._joins.update((step.name, step) for step in self._plan.announced(self._number)[path])
+            self._announced[name], self._told[path] = field.envelope, value
+            self._fields.append(field)
         publisher().due(self, at=0.0)
+
+    def _field(self, path: Path, value: Any) -> Field:
+        joins = [step.name for step in self._plan.announced(self._number)[path]]
+        return Field(stream_name(self._number, path), self._pack(value), joins)
 
     def _announced_earlier(self) -> dict[str, bytes]:
         """What earlier attempts announced, by name."""
@@ -249,15 +156,16 @@ class Publication:
         found = self._process.ledger.outputs(self._run_id, names)
         return {name: envelope for name, envelope in zip(names, found, strict=True) if envelope is not None}
 
-    def open_parts(self, parts: Sequence[Field]) -> list[Field]:
-        """The parts of the output that are still to be announced.
+    def open_parts(self, parts: Sequence[Field]) -> Sequence[Field]:
+        """What is to be announced of the parts that the output has in the end: all, for the server may have lost what
+        was announced, and announcing a part again changes nothing.
 
         Where one was announced otherwise, the calls that read it run again, with what it is in the end.
         """
         changed = [part for part in parts if self._announced.get(part.name, part.envelope) != part.envelope]
         if changed:
             self._correct(changed)
-        return [part for part in parts if part.name not in self._announced]
+        return parts
 
     def _correct(self, parts: Sequence[Field]) -> None:
         names = {part.name for part in parts}
@@ -300,8 +208,11 @@ class Publication:
         if self._error is not None:
             raise self._error
 
-    def flush(self) -> None:
+    def flush(self, *, all_: bool = True) -> None:
         """Publishes what waits, now. When the server is away it stays, and is sent again as it is.
+
+        Args:
+            all_: also what waits for more of its kind, before it goes to the object store.
 
         Raises:
             ClaimLost: the claim is not this one any more.
@@ -309,10 +220,8 @@ class Publication:
         """
         with self._flushing:
             try:
-                self._take()
-                while self._batches:
-                    self._publish(*self._batches[0])
-                    self._batches.popleft()
+                self._take(all_=all_)
+                self._send()
             except RedisError:
                 raise
             except Exception as error:
@@ -322,16 +231,53 @@ class Publication:
                 with self._room:
                     self._room.notify_all()
 
-    def _take(self) -> None:
+    def next_due(self) -> float | None:
+        """When something is to be published that waits still (monotonic); None: nothing waits."""
+        with self._lock:
+            return min((each.due_at for each in self._outlets.values() if each.is_due), default=None)
+
+    def _take(self, *, all_: bool) -> None:
         """Makes a batch of what waits. It is there before it is filled: nothing that was taken is lost when the content
         of the next outlet cannot be stored."""
         with self._lock:
+            now = time.monotonic()
             flushes: list[Flush] = []
             fields, self._fields = self._fields, []
             self._batches.append((flushes, fields, list(self._joins.values()) if fields else []))
-            self._flushed_at = time.monotonic()
-            outlets = self._outlets.values()
-            flushes.extend(flush for each in outlets if (flush := each.take(self._pack_chunk)))
+            for outlet in self._outlets.values():
+                if all_ or not outlet.is_outside or outlet.due_at <= now:
+                    outlet.flushed_at = now
+                    flush = outlet.take(partial(self._pack_chunk, outlet))
+                    flushes.extend([flush] if flush is not None else [])
+
+    def _send(self) -> None:
+        try:
+            self._publish_batches()
+        except IllegalTransition as error:
+            log.warning("publication.gap", what="chunks were lost, they are sent again", error=str(error))
+            self._mend()
+            self._publish_batches()
+
+    def _publish_batches(self) -> None:
+        while self._batches:
+            self._publish(*self._batches[0])
+            self._batches.popleft()
+
+    def _mend(self) -> None:
+        """The server has lost what it said last. What is missing is packed again too: its payloads may be gone."""
+        with self._lock:
+            outlets = list(self._outlets.values())
+        found = [(outlet, self._found(outlet)) for outlet in outlets]
+        with self._lock:
+            for outlet, said in found:
+                outlet.mend(said)
+            self._fields = [self._field(path, value) for path, value in self._told.items()]
+            self._batches.clear()
+        self._take(all_=True)
+
+    def _found(self, outlet: Outlet) -> Any:
+        """What the server says of a stream."""
+        return content_of(self._process.ledger.chunks(self._run_id, outlet.stream), self._unpack, outlet.kind)
 
     def _publish(self, flushes: Sequence[Flush], fields: Sequence[Field], joins: Sequence[JoinStep]) -> None:
         if not (flushes or fields):
@@ -344,12 +290,11 @@ class Publication:
     def _pack(self, value: Any) -> bytes:
         return self._process.payloads.pack(self._run_id, value)
 
-    def _pack_chunk(self, content: Any) -> bytes:
-        """Chunks stay in the server up to a limit, later ones go outside."""
+    def _pack_chunk(self, outlet: Outlet, content: Any) -> bytes:
+        """Chunks of a stream stay in the server up to a limit, later ones go outside."""
         payloads = self._process.payloads
-        outside = self._server_bytes > self._process.settings.stream_bytes
-        envelope = payloads.pack(self._run_id, content, outside=outside)
-        self._server_bytes += payloads.stored_bytes(envelope)
+        envelope = payloads.pack(self._run_id, content, outside=outlet.is_outside)
+        outlet.count(payloads.stored_bytes(envelope), len(content))
         return envelope
 
     def _unpack(self, envelopes: Sequence[bytes]) -> list[Any]:
@@ -365,7 +310,9 @@ class Publication:
                 outlet.end()
         self.flush()
         self._check()
-        return [Mark(each.stream, "end", each.position, 0, each.readers) for each in self._outlets.values()]
+        return [
+            Mark(each.stream, "end", each.position, 0, each.readers, True) for each in self._outlets.values()
+        ]
 
     # -- readers that are slower -----------------------------------------------------------------------------------
 
@@ -426,7 +373,9 @@ class Publisher:
 
     def _flush(self, publication: Publication) -> None:
         try:
-            publication.flush()
+            publication.flush(all_=False)
+            if (at := publication.next_due()) is not None:
+                self.due(publication, at=at)
         except ClaimLost as error:
             log.info("publisher.lost", what="chunks refused, the call ends at its next one", error=str(error))
         except RedisError as error:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from mosaic_tasks.definition.references import Path, path_text
+from mosaic_tasks.definition.references import Path
 from mosaic_tasks.definition.schemas import ANY, NoSuchPath, Schema, misfit, schema_at
 
 _MAX_DEPTH = 200
@@ -57,7 +57,6 @@ class FieldReader:
     """Reads an answer piece by piece and announces the fields that somebody waits for.
 
     Attributes:
-        refused: why a watched field was not announced, or has come again since; by path, the latest reason.
         chars_read: characters read so far, those that were read twice counted twice.
     """
 
@@ -79,7 +78,6 @@ class FieldReader:
         Raises:
             ValueError: a path counts from the end of an array, which nobody knows before it is over.
         """
-        self.refused: dict[Path, str] = {}
         self.chars_read = 0
         self._root = _watches(paths, elements, schema or ANY)
         self._ready: list[Ready] = []
@@ -109,7 +107,7 @@ class FieldReader:
         end = len(text) if opening is None else opening.start()
         self.chars_read += end - place
         if opening is not None:
-            self._document = _Document(self._root, self._ready, self.refused)
+            self._document = _Document(self._root, self._ready)
             self._start = self._base + end
         return end
 
@@ -199,13 +197,6 @@ class _Watch(msgspec.Struct):
             return watch
         return msgspec.structs.replace(watch or self.part(step), announced=True)
 
-    def awaited(self) -> Iterator[Path]:
-        """The awaited paths from here on."""
-        if self.announced or self.elements:
-            yield self.path
-        for watch in self.parts.values():
-            yield from watch.awaited()
-
 
 def _watches(paths: Sequence[Path], elements: Sequence[Path], schema: Schema) -> _Watch:
     root = _Watch((), schema)
@@ -258,12 +249,11 @@ class _Document:
         closed: it is complete.
     """
 
-    def __init__(self, root: _Watch, ready: list[Ready], refused: dict[Path, str]) -> None:
+    def __init__(self, root: _Watch, ready: list[Ready]) -> None:
         self.settled = False
         self.closed = False
         self._root = root
         self._ready = ready
-        self._refused = refused
         self._frames: list[_Frame] = []
         self._expected = _VALUE
         self._kind = ""  # of the token that is being read; empty between tokens
@@ -374,7 +364,6 @@ class _Document:
         if frame.part is None:
             return
         if key in frame.came:
-            self._refused.update(dict.fromkeys(frame.part.awaited(), f"the key {key!r} came more than once"))
             frame.part = None
         frame.came.add(key)
 
@@ -390,11 +379,8 @@ class _Document:
         self._expected = ",]" if frame.array else ",}"
 
     def _announce(self, watch: _Watch, value: Any) -> None:
-        reason = misfit(value, _checkable(watch.schema))
-        if reason is not None:
-            self._refused[watch.path] = f"{path_text(watch.path).lstrip('.') or 'the answer'}: {reason}"
+        if misfit(value, _checkable(watch.schema)) is not None:
             return
-        self._refused.pop(watch.path, None)
         self.settled = True
         self._ready.append(Ready(watch.path, value))
 

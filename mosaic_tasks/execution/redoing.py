@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mosaic_queues.ledger import Redo, Release
+from mosaic_queues.transitions import MAILBOX, Redo, Release
 from mosaic_tasks.definition.plan import Wait, sinks
-from mosaic_tasks.execution.prepared import MAILBOX, PreparedPlan, stream_name
+from mosaic_tasks.execution.prepared import PreparedPlan, stream_name
 
 
 def redo_of(plan: PreparedPlan, first: Iterable[int]) -> Redo:

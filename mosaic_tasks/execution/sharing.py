@@ -14,6 +14,8 @@ MESSAGE_COST_S = 0.003
 """What a message costs its worker and the client together, measured (Celery 5.7, loopback)."""
 
 
+COST_COUNTS = 50
+"""Beside calls of so many times its cost, a message costs next to nothing."""
 TOGETHER = 32
 """Calls that run together on one event loop."""
 
@@ -42,14 +44,19 @@ def batch_size(
     batch_s: float,
     batch_calls: int,
     concurrent: bool = False,
+    hosted: bool = False,
 ) -> int:
     """How many of `waiting` calls one message carries: `batch_s` of work, and something for every worker.
 
-    Calls that run together on an event loop do not add up: their length does not bound the batch.
+    Args:
+        concurrent: they run together on an event loop, so that their lengths do not add up.
+        hosted: each worker runs those of all its messages together. They share a message as far as its cost counts
+            beside them: where it does not, each travels alone and goes where a slot is free.
     """
-    if concurrent:
-        return max(1, min(math.ceil(waiting / max(workers, 1)), TOGETHER, batch_calls))
     length = UNKNOWN_LENGTH_S if length_s is None else length_s
+    if concurrent:
+        together = _fitting(COST_COUNTS * MESSAGE_COST_S, length, TOGETHER) if hosted else TOGETHER
+        return max(1, min(math.ceil(waiting / max(workers, 1)), together, batch_calls))
     by_time = _fitting(batch_s, length, batch_calls)
     by_workers = math.ceil(waiting / max(2 * workers, 1))
     return max(1, min(by_time, by_workers, batch_calls))

@@ -1,13 +1,15 @@
-"""How a worker takes up our messages: Celery's way, or in a solo worker a shorter one.
+"""How a worker takes up our messages: Celery's way, or a shorter one.
 
 A solo worker runs a message where it receives it, so there is no pool to hand a request to, and nothing can ask about
 it or revoke it meanwhile: the driver is called at once and the message acknowledged after it. That spares about a
-third of what Celery spends on a message. Calls emit their own task events either way.
+third of what Celery spends on a message. A worker with the async pool hands the calls of a message to its host, and
+acknowledges it when none of them needs it any more. Calls emit their own task events in every case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -19,6 +21,7 @@ from celery.worker.strategy import default
 
 from mosaic_tasks.execution.driver import drive
 from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.pool import TaskPool as AsyncPool
 
 logger = get_task_logger(__name__)
 
@@ -27,6 +30,8 @@ Handler = Callable[..., Any]
 
 def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
     """The handler of a worker's messages of `mosaic.call` and `mosaic.close` (`Task.Strategy`)."""
+    if isinstance(consumer.pool, AsyncPool):
+        return hosted(task, app, consumer)
     if not isinstance(consumer.pool, SoloPool):
         handler: Handler = default(task, app, consumer, **options)
         return handler
@@ -38,6 +43,21 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         state.total_count[task.name] += 1
         drive(process, run_id, calls)
         ack(logger, consumer.connection_errors)
+
+    return handle
+
+
+def hosted(task: Any, app: Celery, consumer: Any) -> Handler:
+    """The handler of a worker with the async pool."""
+    pool, host = consumer.pool, process_for(app).host
+    assert host is not None, "the worker's step starts before its consumer"
+
+    def handle(message: Any, _body: Any, ack: Callable[..., Any], *_rest: Any) -> None:
+        run_id, calls = arguments(message.payload)
+        state.all_total_count[0] += 1
+        state.total_count[task.name] += 1
+        acknowledge = partial(ack, logger, consumer.connection_errors)
+        host.take(run_id, calls, partial(pool.call_in_hub, acknowledge))
 
     return handle
 

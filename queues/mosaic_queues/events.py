@@ -9,7 +9,7 @@ import msgspec
 from redis import Redis
 
 from mosaic_queues.keys import Keys
-from mosaic_queues.ledger import process_of
+from mosaic_queues.transitions import process_of
 
 EventKind = Literal[
     "opened",

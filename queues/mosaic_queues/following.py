@@ -22,12 +22,10 @@ from redis.exceptions import RedisError
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import incarnation
 from mosaic_queues.per_server import PerServer
-from mosaic_queues.streams import Position, position_of
+from mosaic_queues.streams import ENTRIES_READ, Position, position_of
 
 log = structlog.get_logger(__name__)
 
-PAGE = 512
-"""Entries of a stream that one trip reads."""
 TAIL = 512
 """Entries of a stream that the hub keeps for its readers."""
 BLOCK_S = 10.0
@@ -156,7 +154,7 @@ class _Hub:
                 after: dict[Any, Any] = {key: _spelled(tail.end) for key, tail in self._tails.items()}
             try:
                 found = self._client.xread(
-                    {**after, self._control: self._heard}, count=PAGE, block=int(BLOCK_S * 1000)
+                    {**after, self._control: self._heard}, count=ENTRIES_READ, block=int(BLOCK_S * 1000)
                 )
             except Exception as error:  # noqa: BLE001 - whatever it is, the readers must be told
                 self._fail(error)
@@ -259,11 +257,11 @@ class Following:
         starts = {key: hub.start_of(key) if hub else None for key in self._cursors}
         with self._client.pipeline(transaction=False) as pipe:
             for key, cursor in self._cursors.items():
-                pipe.xrange(key, f"({_spelled(cursor)}", count=PAGE)
+                pipe.xrange(key, f"({_spelled(cursor)}", count=ENTRIES_READ)
             pages = dict(zip(self._cursors, pipe.execute(), strict=True))
         for key, entries in pages.items():
             start = starts[key]
-            if len(entries) < PAGE and start is not None:
+            if len(entries) < ENTRIES_READ and start is not None:
                 self._cursors[key] = max(self._cursors[key], start)
         return {key: entries for key, entries in pages.items() if entries}
 

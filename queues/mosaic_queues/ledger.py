@@ -8,7 +8,7 @@ such a call it stands in the outbox (state ready), where the sweeper finds it if
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from redis import Redis
@@ -16,159 +16,26 @@ from redis import Redis
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.keys import Keys
 from mosaic_queues.scripts import Script
-from mosaic_queues.streams import Chunk, Commit, Drain, Flush, chunks_of
-
-RunStatus = Literal["running", "done", "failed", "cancelled"]
-CallState = Literal["ready", "delayed", "claimed", "idle"]
-DoneKind = Literal["done", "skipped"]
-Group = tuple[str, Sequence[str]]
-"""A queue and the calls that wait for it."""
-Release = Group | tuple[str, Sequence[str], Mapping[str, Sequence[str]]]
-"""A group to be released; with it, of the mailboxes among its calls, the streams that they read."""
+from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Flush, chunks_of
+from mosaic_queues.transitions import (
+    Advance,
+    CallState,
+    Claim,
+    Done,
+    Field,
+    Group,
+    JoinStep,
+    LiveCall,
+    Redo,
+    Release,
+    RunRecord,
+    RunStatus,
+    Standing,
+    Usage,
+    process_of,
+)
 
 _CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
-
-
-class Claim(NamedTuple):
-    """A call that this process holds. `fence` is the fencing token; `failures` and `losses` count earlier attempts."""
-
-    call: str
-    fence: int
-    failures: int
-    losses: int
-
-
-class Mark(NamedTuple):
-    """A chunk without data that a finished call adds to a stream: its `end`, or an `item` that is the call's output."""
-
-    stream: str
-    kind: Literal["end", "item"]
-    offset: int
-    size: int
-    readers: Sequence[str]
-
-
-class Field(NamedTuple):
-    """A part of an output that calls wait for, under the name by which the outputs hold it; `joins` count it."""
-
-    name: str
-    envelope: bytes
-    joins: Sequence[str]
-
-
-class Done(NamedTuple):
-    """A finished call: its envelope, the names of the joins that it raises, and what it tells those who read along."""
-
-    call: str
-    fence: int
-    envelope: bytes
-    kind: DoneKind
-    joins: Sequence[str]
-    marks: Sequence[Mark] = ()
-    fields: Sequence[Field] = ()
-
-
-class Usage(NamedTuple):
-    """What a call used of an inference engine. `cost_usd` is None where the price is not known."""
-
-    call: str
-    model: str
-    input_tokens: int
-    output_tokens: int
-    cost_usd: float | None
-
-
-class JoinStep(NamedTuple):
-    """What a raised join releases when its counter reaches `size`; `members` None ends the run."""
-
-    name: str
-    size: int
-    members: Sequence[Release] | None
-
-
-class Redo(NamedTuple):
-    """Nodes that run again.
-
-    Attributes:
-        joins: each with its size, the names of the outputs that it waits for and that are kept, and what it releases.
-        roots: those that wait for nothing.
-        boxes: the mailboxes among them, with the streams that they read.
-    """
-
-    nodes: Sequence[int]
-    joins: Sequence[tuple[str, int, Sequence[str], Sequence[Release]]]
-    roots: Sequence[Release]
-    boxes: Sequence[tuple[str, Sequence[str]]]
-
-
-EPOCH = 1 << 32
-"""The claims of an epoch count from its number times this."""
-ENTRIES_READ = 512
-"""Entries of a stream that one trip reads."""
-UNDONE = 1 << 20
-"""Within an epoch, the claims of a call that was undone and made again count from this, the next time from twice
-this."""
-INPUTS_CALL = "in"
-"""Under this name the outputs hold the inputs of the run."""
-
-
-class Advance(NamedTuple):
-    """Answer to a transition: refused calls, calls now held by this process, calls to publish, envelopes read.
-
-    Attributes:
-        opened: what the mailboxes among the claimed calls read first.
-    """
-
-    stale: list[str]
-    claimed: list[Claim]
-    ready: list[Group]
-    closed: bool
-    outputs: Mapping[str, bytes] = {}
-    opened: Mapping[str, Drain] = {}
-
-
-class LiveCall(NamedTuple):
-    """A call that is not finished.
-
-    Attributes:
-        at_ms: when it became ready or was claimed, or when it is due.
-        holder: the process that claimed it.
-        claimant: the part of the process that claimed it, `PROCESS#PART`.
-    """
-
-    call: str
-    state: CallState
-    fence: int
-    failures: int
-    losses: int
-    queue: str
-    at_ms: int
-    holder: str
-    claimant: str = ""
-
-
-class Standing(NamedTuple):
-    """Whether a run goes on, and since when."""
-
-    status: RunStatus
-    since_ms: int
-
-
-class RunRecord(NamedTuple):
-    """What the ledger keeps of a run as a whole."""
-
-    run_id: str
-    status: RunStatus
-    plan: str
-    name: str
-    created_ms: int
-    ended_ms: int | None
-    error: str
-
-
-def process_of(claimant: str) -> str:
-    """The process of a claimant: claims are made as `PROCESS#PART`, so that a part can let go of its own alone."""
-    return claimant.partition("#")[0]
 
 
 class Ledger:
@@ -305,6 +172,7 @@ class Ledger:
 
         Raises:
             ClaimLost: the claim is not this one any more.
+            IllegalTransition: a chunk does not follow on the last one of its stream: the server has lost some.
         """
         argument = {
             "holder": holder,
@@ -340,6 +208,7 @@ class Ledger:
 
         Raises:
             ClaimLost: the claim is not this one any more.
+            IllegalTransition: the server has lost what was read, or what was put out last: go on from the last commit.
         """
         argument: dict[str, Any] = {
             "holder": holder,
@@ -588,6 +457,17 @@ class Ledger:
                 pipe.hgetall(self.keys.run(run_id)[1])
             return [_live_calls(found) for found in pipe.execute()]
 
+    def lost(self, held: Mapping[str, Sequence[Claim]]) -> list[list[Claim]]:
+        """Of the claims that somebody holds, by run, those that count no more, run by run: they were taken back, or the
+        run is over; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id, claims in held.items():
+                pipe.hmget(self.keys.run(run_id)[1], [claim.call for claim in claims])
+            return [
+                [claim for claim, raw in zip(claims, found, strict=True) if not _holds(claim, raw)]
+                for claims, found in zip(held.values(), pipe.execute(), strict=True)
+            ]
+
     def outputs(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
         """The envelopes of finished calls; `in` stands for the run's inputs."""
         if not calls:
@@ -616,8 +496,8 @@ def _check(state: str, run_id: str, claim: Claim) -> None:
         raise ClaimLost(f"call {claim.call!r} of run {run_id} is not held by claim {claim.fence} any more")
     if state == "gap":
         raise IllegalTransition(
-            f"call {claim.call!r} of run {run_id}, claim {claim.fence}: a chunk does not follow on the last one of its "
-            "stream; this is an error in mosaic-tasks, please report it"
+            f"call {claim.call!r} of run {run_id}, claim {claim.fence}: what it read or said before is not in its "
+            "streams any more, so nothing can follow on it: the server lost its last writes"
         )
 
 
@@ -627,6 +507,11 @@ def _groups(answer: Any) -> list[Group]:
 
 def _live_calls(found: Mapping[bytes, bytes]) -> list[LiveCall]:
     return [_live(call.decode(), raw) for call, raw in found.items() if call != b"epoch"]
+
+
+def _holds(claim: Claim, raw: bytes | None) -> bool:
+    live = _live(claim.call, raw) if raw else None
+    return live is not None and live.state == "claimed" and live.fence == claim.fence
 
 
 def _live(call: str, raw: bytes) -> LiveCall:

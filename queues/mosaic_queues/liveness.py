@@ -28,13 +28,14 @@ log = structlog.get_logger(__name__)
 FORGET_AFTER_MS = 60_000
 
 
-class Process(msgspec.Struct, frozen=True):
+class LiveProcess(msgspec.Struct, frozen=True):
     """What a live process says of itself.
 
     Attributes:
         name: the incarnation.
         queues: the queues it consumes; empty for a child that only executes.
-        slots: how many messages it runs at once.
+        slots: how many messages it runs at once; where it `hosts` them, how many calls.
+        hosts: its calls share an event loop, and one message may bring as many as there are slots.
         started_ms: wall clock of its start.
     """
 
@@ -44,6 +45,7 @@ class Process(msgspec.Struct, frozen=True):
     started_ms: int
     queues: tuple[str, ...] = ()
     slots: int = 0
+    hosts: bool = False
 
 
 def incarnation(host: str | None = None) -> str:
@@ -68,6 +70,7 @@ class Liveness:
         expiry_s: float,
         queues: Sequence[str] = (),
         slots: int = 0,
+        hosts: bool = False,
         on_beat: Callable[[], None] | None = None,
     ) -> None:
         self._client, self._keys, self._expiry_s = client, keys, expiry_s
@@ -76,13 +79,14 @@ class Liveness:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._renewed = 0.0
-        self.process = Process(
+        self.process = LiveProcess(
             name=incarnation(),
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ms=int(time.time() * 1000),
             queues=tuple(queues),
             slots=slots,
+            hosts=hosts,
         )
 
     @property
@@ -172,7 +176,7 @@ def join_liveness(client: Redis, keys: Keys, *, expiry_s: float) -> Liveness:
     return found
 
 
-def live_processes(client: Redis, keys: Keys) -> list[Process]:
+def live_processes(client: Redis, keys: Keys) -> list[LiveProcess]:
     """The processes whose key has not expired."""
     names = cast("list[bytes]", client.zrange(keys.holders, 0, -1))
     if not names:
@@ -181,7 +185,7 @@ def live_processes(client: Redis, keys: Keys) -> list[Process]:
         for name in names:
             pipe.get(keys.holder(name.decode()))
         found = pipe.execute()
-    return [msgspec.json.decode(raw, type=Process) for raw in found if raw]
+    return [msgspec.json.decode(raw, type=LiveProcess) for raw in found if raw]
 
 
 def forget_dead(client: Redis, keys: Keys, *, now_ms: int) -> None:

@@ -16,7 +16,7 @@ import structlog
 from celery import Celery, chord
 from kombu.exceptions import OperationalError
 
-from mosaic_queues.ledger import Group
+from mosaic_queues.transitions import CLOSE, MAILBOX, Group
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ CLOSE_TASK = "mosaic.close"
 """Name of the task that closes a fan-out, the body of its chord. Same arguments."""
 CONSUME_TASK = "mosaic.consume"
 """Name of the task that reads streams for a node: drains its mailbox. Same arguments."""
-_TASKS = {".c": CLOSE_TASK, ".m": CONSUME_TASK}
+_TASKS = {f".{CLOSE}": CLOSE_TASK, f".{MAILBOX}": CONSUME_TASK}
 """By the end of a call's id; every other call is a `mosaic.call`."""
 
 BatchSize = Callable[[str, Sequence[str]], int]
@@ -51,15 +51,24 @@ class Outbox:
         self._app, self._clock = app, clock
 
     def publish(
-        self, run_id: str, groups: Iterable[Group], *, batch_size: BatchSize = one_call_a_message
+        self,
+        run_id: str,
+        groups: Iterable[Group],
+        *,
+        batch_size: BatchSize = one_call_a_message,
+        priority: int = 0,
     ) -> bool:
-        """Publishes; False when the broker does not answer (the sweeper publishes later)."""
+        """Publishes; False when the broker does not answer (the sweeper publishes later).
+
+        Args:
+            priority: 0 is the most urgent, as in Celery on Redis.
+        """
         messages = list(_messages(groups, batch_size))
         if messages:
             with self._producer(run_id, batch=len(messages) > 1) as producer:
                 sent_at = self._clock()
                 for queue, calls in messages:
-                    self._send(producer, run_id, queue, calls, sent_at)
+                    self._send(producer, run_id, queue, calls, sent_at, priority)
                 return True
         return not messages
 
@@ -70,6 +79,7 @@ class Outbox:
         close: Group,
         *,
         batch_size: BatchSize = one_call_a_message,
+        priority: int = 0,
     ) -> bool:
         """Publishes the calls of a fan-out as the header of a chord; False as `publish`.
 
@@ -84,7 +94,7 @@ class Outbox:
             for index, member in enumerate(node.tasks):
                 run_id, calls = member.args
                 group = {"group_id": node.id, "group_index": index}
-                self._send(producer, run_id, member.options["queue"], calls, sent_at, **group)
+                self._send(producer, run_id, member.options["queue"], calls, sent_at, priority, **group)
             return True
         return False
 
@@ -104,11 +114,10 @@ class Outbox:
     def _producer(self, run_id: str, *, batch: bool = True) -> Iterator[Any]:
         """A producer; a broker that does not answer is logged, the calls stay in the outbox."""
         try:
-            with (
-                self._app.producer_pool.acquire(block=True) as producer,
-                producer.batch() if batch else nullcontext(),
-            ):
-                yield producer
+            with self._app.producer_pool.acquire(block=True) as producer:
+                keep_client(producer.channel)
+                with producer.batch() if batch else nullcontext():
+                    yield producer
         except (OperationalError, *self._broker_errors()) as error:
             log.warning(
                 "outbox.down",
@@ -122,7 +131,14 @@ class Outbox:
         return errors
 
     def _send(
-        self, producer: Any, run_id: str, queue: str, calls: Sequence[str], sent_at: float, **group: Any
+        self,
+        producer: Any,
+        run_id: str,
+        queue: str,
+        calls: Sequence[str],
+        sent_at: float,
+        priority: int,
+        **group: Any,
     ) -> None:
         message = self._app.amqp.as_task_v2(
             uuid.uuid4().hex,
@@ -141,10 +157,28 @@ class Outbox:
             routing_key=queue,
             serializer="json",
             headers={**message.headers, "sent_at": sent_at},
+            priority=priority,
             retry=True,
             retry_policy=_RETRY,
             **message.properties,
         )
+
+
+def keep_client(channel: Any) -> None:
+    """Has a channel of kombu's Redis transport use one client for all that it publishes.
+
+    kombu makes one for each message, which takes longer than to send it (redis-py copies a table of some 150
+    callbacks); any of them takes its connections from the channel's pool.
+    """
+    make = getattr(channel, "_create_client", None)
+    if make is None or hasattr(make, "client"):
+        return
+
+    def kept(asynchronous: bool = False) -> Any:
+        return make(asynchronous=True) if asynchronous else client
+
+    client = kept.client = make()  # type: ignore[attr-defined]
+    channel._create_client = kept
 
 
 def describe(run_id: str, calls: Sequence[str]) -> str:

@@ -55,7 +55,6 @@ class _Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     digest: bytes
     stored_bytes: int
-    value_bytes: int
     codec: int
 
     @property
@@ -155,7 +154,7 @@ class PayloadStore:
         Args:
             run_id: of the run.
             value: see below.
-            outside: what does not fit into the envelope goes to the object store, whatever its size.
+            outside: it goes to the object store, whatever its size.
 
         What a value may be, and as what it comes back, is told in `mosaic_queues.values`.
 
@@ -165,7 +164,7 @@ class PayloadStore:
             PayloadError: the object store refused it.
         """
         data = encode(value)
-        if len(data) <= self._small_bytes:
+        if len(data) <= self._small_bytes and not outside:
             return _RAW_BYTE + data
         return self._pack_large(run_id, data, outside=outside)
 
@@ -225,10 +224,10 @@ class PayloadStore:
                 "(a path, a URL), split it, or raise MOSAIC_MAX_PAYLOAD_BYTES"
             )
         codec, stored = _shrink(data)
-        if len(stored) <= self._inline_bytes:
+        if len(stored) <= self._inline_bytes and not outside:
             return bytes([codec]) + stored
         digest = blake2b(stored, digest_size=_DIGEST_BYTES).digest()
-        return self._store(run_id, _Reference(digest, len(stored), len(data), codec), stored, outside=outside)
+        return self._store(run_id, _Reference(digest, len(stored), codec), stored, outside=outside)
 
     def _store(self, run_id: str, reference: _Reference, stored: bytes, *, outside: bool) -> bytes:
         if reference.stored_bytes <= self._redis_bytes and not outside:

@@ -15,9 +15,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from mosaic_queues.connection import server_ms
-from mosaic_queues.ledger import Group, Ledger, LiveCall
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import forget_dead, live_processes
 from mosaic_queues.run_sizes import RunSizes
+from mosaic_queues.transitions import Group, LiveCall
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +30,8 @@ OVERDUE_MS = 15_000
 """The process of a call ends it at its timeout, or itself 5 s later; past this, the process does neither."""
 
 Claims = dict[str, list[tuple[str, int]]]
+Heads = dict[tuple[str, int], int | None]
+"""By queue and priority, when the oldest message was published (ms); None: there is none."""
 """By holder, its calls and their fencing tokens."""
 
 
@@ -90,8 +93,11 @@ class Host(Protocol):
     def publish(self, run_id: str, groups: Sequence[Group]) -> object:
         """Sends groups of ready calls of a run."""
 
-    def oldest_message(self, queue: str) -> float | None:
-        """When the oldest message of a queue was published (Unix seconds), None for an empty queue."""
+    def priority(self, run_id: str) -> int:
+        """The priority of a run's messages."""
+
+    def oldest_message(self, queue: str, priority: int) -> float | None:
+        """When the oldest message of a queue and a priority was published (Unix seconds), None: there is none."""
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """How long a call may run."""
@@ -189,22 +195,28 @@ class RunRecovery:
         now_ms = server_ms(self.client)
         found = self._ledger.live_calls_of(running)
         alive = {process.name for process in live_processes(self.client, self._ledger.keys)}
-        oldest = self._oldest(found, now_ms)
+        heads: Heads = {}
         return sum(
-            self._try(run_id, self._look, calls, now_ms, alive, oldest)
+            self._try(run_id, self._look, calls, now_ms, alive, heads)
             for run_id, calls in zip(running, found, strict=True)
         )
 
-    def _oldest(self, found: Sequence[Sequence[LiveCall]], now_ms: int) -> dict[str, int | None]:
-        """The age of the head of each queue that an overdue call waits for."""
+    def _oldest(
+        self, run_id: str, calls: Sequence[LiveCall], now_ms: int, heads: Heads
+    ) -> dict[str, int | None]:
+        """By queue that an overdue call waits for, when its oldest message of the run's priority was published.
+
+        Messages of one priority are first in, first out. Each is looked at once a sweep.
+        """
         queues = {
-            call.queue
-            for calls in found
-            for call in calls
-            if call.state == "ready" and call.at_ms + self._grace_ms <= now_ms
+            call.queue for call in calls if call.state == "ready" and call.at_ms + self._grace_ms <= now_ms
         }
-        heads = {queue: self._host.oldest_message(queue) for queue in queues}
-        return {queue: None if head is None else int(head * 1000) for queue, head in heads.items()}
+        priority = self._host.priority(run_id) if queues else 0
+        for queue in queues:
+            if (queue, priority) not in heads:
+                head = self._host.oldest_message(queue, priority)
+                heads[queue, priority] = None if head is None else int(head * 1000)
+        return {queue: heads[queue, priority] for queue in queues}
 
     def _try(self, run_id: str, act: Callable[..., int], *args: Any) -> int:
         """Does something for a run; what cannot be done for one does not keep the others from it."""
@@ -222,14 +234,14 @@ class RunRecovery:
         calls: Sequence[LiveCall],
         now_ms: int,
         alive: Collection[str],
-        oldest_ms: Mapping[str, int | None],
+        heads: Heads,
     ) -> int:
         mend = decide(
             calls,
             now_ms=now_ms,
             alive=alive,
             grace_ms=self._grace_ms,
-            oldest_ms=oldest_ms,
+            oldest_ms=self._oldest(run_id, calls, now_ms, heads),
             timeouts_s=self._timeouts(run_id, calls, now_ms),
         )
         return self._mend(run_id, mend, now_ms)

@@ -11,8 +11,9 @@ from itertools import islice
 import structlog
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mosaic_queues.ledger import INPUTS_CALL, Ledger
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
+from mosaic_queues.transitions import INPUTS_CALL
 
 log = structlog.get_logger(__name__)
 

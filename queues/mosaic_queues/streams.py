@@ -16,6 +16,8 @@ import msgspec
 ChunkKind = Literal["text", "item", "retract", "end"]
 Position = tuple[int, int]
 """The id of an entry of a stream; ids are compared as numbers."""
+ENTRIES_READ = 512
+"""Entries of a stream that one trip reads."""
 
 
 class Chunk(NamedTuple):
@@ -102,6 +104,7 @@ class Commit(NamedTuple):
     Attributes:
         cursors: by stream, the entry up to which everything is consumed: its next session reads on from there.
         after: the entry up to which this session has read.
+        seen: by stream, the last entry of each reading since the commit before.
     """
 
     cursors: Mapping[str, str]
@@ -111,6 +114,7 @@ class Commit(NamedTuple):
     grow: Grow | None = None
     seal: Seal | None = None
     undo: Undo | None = None
+    seen: Mapping[str, Sequence[str]] = {}
 
     def argument(self) -> dict[str, Any]:
         """As the script takes it; the data follow apart."""
@@ -118,6 +122,7 @@ class Commit(NamedTuple):
         return {
             "cursors": self.cursors,
             "after": self.after,
+            "seen": self.seen,
             "flushes": [flush.argument() for flush in self.flushes],
             "grow": (grow.join, grow.queue, grow.calls, grow.total == len(grow.calls), grow.fence)
             if grow

@@ -5,6 +5,10 @@
 | tool, Celery task | `mosaic.cpu` |
 | agent without a model, or with the `extractive` engine | `mosaic.cpu` |
 | agent with a model `PROVIDER:NAME`, such as `openai:gpt-5` | `mosaic.api.PROVIDER` |
+| agent with a model `vllm:NAME` | `mosaic.gpu.NAME`: every GPU class that hosts it |
+
+A worker that hosts NAME on a GPU of class CLASS serves `mosaic.gpu.NAME` and `mosaic.CLASS.NAME`; a node may name the
+second to have that class alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ CPU = "mosaic.cpu"
 """Queue of everything that needs a processor only."""
 API_PREFIX = "mosaic.api."
 """Followed by the provider's name: the queue of agents whose model answers over the network."""
+GPU_PREFIX = "mosaic.gpu."
+"""Followed by the model's name: the queue of agents whose model a GPU worker hosts."""
+HOSTED = "vllm"
+"""The engine that workers host themselves."""
 EXTRACTIVE = "extractive"
 """The engine without a model."""
 
@@ -28,8 +36,24 @@ def provider_of(model: str | None) -> str:
 
 def queue_for(kind: NodeKind, model: str | None = None) -> str:
     """The queue of a node that names none itself."""
-    provider = provider_of(model)
-    return CPU if kind != "agent" or provider == EXTRACTIVE else API_PREFIX + provider
+    provider, _, name = (model or EXTRACTIVE).partition(":")
+    if kind != "agent" or provider == EXTRACTIVE:
+        return CPU
+    return GPU_PREFIX + name if provider == HOSTED else API_PREFIX + provider
 
 
-__all__ = ["API_PREFIX", "CPU", "EXTRACTIVE", "NodeKind", "provider_of", "queue_for"]
+def hosting_queues(gpu_class: str, model: str) -> list[str]:
+    """The queues of a worker that hosts a model on a GPU of a class; `cpu` where it has none."""
+    return [GPU_PREFIX + model, f"mosaic.{gpu_class}.{model}"]
+
+
+__all__ = [
+    "API_PREFIX",
+    "CPU",
+    "EXTRACTIVE",
+    "GPU_PREFIX",
+    "NodeKind",
+    "hosting_queues",
+    "provider_of",
+    "queue_for",
+]

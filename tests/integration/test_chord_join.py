@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from mosaic_queues.chords.joins import Chords, Order, Part, Record, Slot, decode_slot, new_token
+from mosaic_queues.chords.joins import Chords, HeaderPart, Order, Record, Slot, decode_slot, new_token
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ def open_join(chords: Chords, quorum: int = 0) -> None:
 
 
 def finish(chords: Chords, name: str, index: int, payload: bytes = b"1", ok: bool = True) -> int:
-    part = Part(index, name, ok, payload)
+    part = HeaderPart(index, name, ok, payload)
     return chords.advance("g", token=f"by {name}", part=(f"{name}:{index}", part))
 
 
@@ -133,6 +133,6 @@ def test_join_is_gone_when_its_bodies_were_received(chords: Chords, redis_client
 
 def test_join_expires(chords: Chords, redis_client: Redis) -> None:
     open_join(chords)
-    chords.advance("g", token="t", records=[record("a")], part=("b:1", Part(1, "b", True, b"1")))
+    chords.advance("g", token="t", records=[record("a")], part=("b:1", HeaderPart(1, "b", True, b"1")))
     assert all(0 < redis_client.ttl(key) <= 60 for key in redis_client.keys("mosaic:chord:*"))
     assert redis_client.ttl(chords.index) > 60

@@ -15,7 +15,8 @@ from redis import Redis
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
-from mosaic_queues.ledger import Claim, Done, JoinStep, Ledger, Usage
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.transitions import Claim, Done, JoinStep, Usage
 from mosaic_tasks.definition.plan import NodePlan, Plan, link
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 

@@ -43,18 +43,21 @@ def objects(tmp_path: Path) -> LocalObjects:
     return LocalObjects(tmp_path / "objects")
 
 
-@pytest.fixture
-def store(client: redis.Redis, objects: LocalObjects) -> PayloadStore:
+def store_of(client: redis.Redis, objects: LocalObjects, **limits: int) -> PayloadStore:
     return PayloadStore(
         client,
         namespace=NAMESPACE,
         inline_bytes=100,
         redis_bytes=10_000,
-        max_payload_bytes=200_000_000,
-        max_run_object_bytes=150_000_000,
         keep_s=100.0,
         objects=objects,
+        **limits,
     )
+
+
+@pytest.fixture
+def store(client: redis.Redis, objects: LocalObjects) -> PayloadStore:
+    return store_of(client, objects, max_payload_bytes=200_000_000, max_run_object_bytes=150_000_000)
 
 
 def stored_files(tmp_path: Path) -> list[Path]:
@@ -175,16 +178,7 @@ def test_a_value_of_100_megabytes_travels_through_the_object_store(
 def test_the_objects_of_a_run_have_a_limit_together(
     client: redis.Redis, objects: LocalObjects, tmp_path: Path
 ) -> None:
-    store = PayloadStore(
-        client,
-        namespace=NAMESPACE,
-        inline_bytes=100,
-        redis_bytes=10_000,
-        max_payload_bytes=100_000,
-        max_run_object_bytes=50_000,
-        keep_s=100.0,
-        objects=objects,
-    )
+    store = store_of(client, objects, max_payload_bytes=100_000, max_run_object_bytes=50_000)
     store.pack("run", os.urandom(30_000))
     with pytest.raises(PayloadTooLarge, match=r"objects take 600\d\d bytes, .*MOSAIC_MAX_RUN_OBJECT_BYTES"):
         store.pack("run", os.urandom(30_000))

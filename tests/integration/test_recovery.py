@@ -19,12 +19,13 @@ from mosaic_queues import run_sizes
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import PayloadError
 from mosaic_queues.keys import Keys
-from mosaic_queues.ledger import Done, Group, Ledger
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, join_liveness, live_processes
 from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunRecovery
 from mosaic_queues.run_sizes import RunSizes
 from mosaic_queues.settings import Settings
 from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, start_sweeping
+from mosaic_queues.transitions import Done, Group
 from mosaic_tasks import Flow
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
@@ -55,7 +56,10 @@ class Host:
         self.published += [call for _, calls in groups for call in calls]
         self.swept.set()
 
-    def oldest_message(self, queue: str) -> float | None:
+    def priority(self, run_id: str) -> int:
+        return 0
+
+    def oldest_message(self, queue: str, priority: int) -> float | None:
         return None
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
@@ -318,7 +322,7 @@ def fan_out() -> Any:
 def test_items_have_their_node_s_timeout_but_their_collection_has_none() -> None:
     process = process_for(app)
     run_id = submit_plan(process, fan_out(), {})
-    host = bootsteps.Host(process)
+    host = bootsteps.Recovering(process)
     assert [host.timeout_s(run_id, call) for call in ("0", "1", "1.1", "1.c")] == [None, 5.0, 5.0, None]
     assert [host.node_of(run_id, call) for call in ("in", "1")] == ["the workflow", "node 'each'"]
 

@@ -14,7 +14,7 @@ from mosaic_queues.errors import DefinitionError
 from mosaic_tasks import Run
 from mosaic_tasks.execution.inputs import Inputs
 from tests.integration import stream_tools as tools
-from tests.integration.test_streaming import agent, run, tool
+from tests.integration.stream_runs import agent, one_by_one, recorded, run, tool
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -28,7 +28,7 @@ def worker(workers: Workers) -> Workers:
 
 
 def mine(name: str, **options: Any) -> dict[str, Any]:
-    return {**tool(name, **options), "tool": f"{HERE}:{name}"}
+    return tool(name, module=HERE, **options)
 
 
 def test_what_a_failed_producer_said_is_taken_back_for_its_default(
@@ -69,13 +69,10 @@ def test_a_list_in_the_default_of_an_agent_is_fanned_out(worker: Workers, tmp_pa
 def test_who_reads_a_field_of_a_producer_that_is_skipped_when_it_fails_is_skipped(
     worker: Workers, redis_client: Redis, tmp_path: Path
 ) -> None:
-    path = tmp_path / "a.jsonl"
     wrong = '{"revenue": 1, "profit": "none"}'
-    path.write_text(
-        json.dumps({"match": [""], "text": wrong, "deltas": [[0, wrong[:16]], [1, wrong[16:]]]}) + "\n"
-    )
+    model = recorded(tmp_path / "a.jsonl", (0.0, wrong[:16]), (1.0, wrong[16:]))
     nodes = {
-        "extract": agent(f"replay:{path}", on_failure="skip"),
+        "extract": agent(model, on_failure="skip"),
         "early": tool("told", with_={"x": "${extract.revenue}"}, edges={"extract": "fields"}),
     }
     started = run(nodes, "early")
@@ -267,13 +264,7 @@ def test_each_batch_has_its_attempts(worker: Workers) -> None:
     """Two batches fail once each; two attempts are enough for either."""
     nodes = {
         "numbers": tool("numbers", with_={"n": 6}),
-        "kept": mine(
-            "two_batches_fail_once",
-            with_={"values": "${numbers}"},
-            edges={"numbers": "stream"},
-            batch={"max_items": 1},
-            retry={"attempts": 2, "delay": 0.01},
-        ),
+        "kept": one_by_one("two_batches_fail_once", module=HERE, retry={"attempts": 2, "delay": 0.01}),
     }
     assert run(nodes, "kept").result(30) == [0, 1, 2, 3, 4, 5]
 

@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from redis import Redis
 
 from mosaic_queues.errors import ClaimLost, PayloadError, RunFailed
-from mosaic_queues.ledger import Claim, Done
+from mosaic_queues.settings import settings
 from mosaic_queues.streams import Commit
+from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks import submit
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
-from mosaic_tasks.execution.consuming import Source
+from mosaic_tasks.execution.outlets import FLUSH_ITEMS
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.publishing import FLUSH_ITEMS, FLUSHES_AHEAD, Publication
+from mosaic_tasks.execution.publishing import FLUSHES_AHEAD, Publication
+from mosaic_tasks.execution.sources import Source
 from tests.integration import stream_tools as tools
-from tests.integration.test_streaming import agent, recorded, run, tool, workflow
+from tests.integration.stream_runs import agent, recorded, run, tool, workflow
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -67,12 +69,15 @@ def test_a_producer_that_never_ends_meets_its_timeout(serving: Workers) -> None:
 class Producer:
     """A process that runs the producer of a fold, in the test's own hands."""
 
+    nodes: ClassVar[dict[str, Any]] = {
+        "numbers": tool("numbers", with_={"n": 3}),
+        "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    output = "totals"
+    more: ClassVar[dict[str, Any]] = {}
+
     def __init__(self) -> None:
-        nodes = {
-            "numbers": tool("numbers", with_={"n": 3}),
-            "totals": tool("totals", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
-        }
-        made = workflow(nodes, "totals")
+        made = workflow(self.nodes, self.output, **self.more)
         self.run, self.process = submit(made), process_for(app)
         self.plan, self.ledger = PreparedPlan("hash", compile_workflow(made)), self.process.ledger
 
@@ -266,6 +271,45 @@ def test_a_consumer_may_be_slower_than_its_producer(serving: Workers, redis_clie
     assert next(ended).calls == ("0",)
     tools.open_gate(redis_client, "slow")
     assert started.result(30) == [1, 4999]
+
+
+def test_what_small_chunks_take_of_the_server_is_bounded(
+    workers: Workers, redis_client: Redis, tmp_path: Path
+) -> None:
+    """Beyond the limit they go to the object store, many in one, while their reader is held."""
+    limit, size = 20_000, 100_000
+    env = {"MOSAIC_STREAM_BYTES": str(limit)}
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=4, env=env).wait_ready()
+    nodes = {
+        "numbers": tool("numbers", with_={"n": size}),
+        "slow": tool("gated_count", with_={"values": "${numbers}"}, edges={"numbers": "stream"}),
+    }
+    started = run(nodes, "slow")
+    tools.await_told(redis_client, "holds", 1)
+    ended = (event for event in started.events(follow=True) if event is not None and event.kind == "done")
+    assert next(ended).calls == ("0",)
+    stream = f"mosaic:{{{started.id}}}:s:0"
+    objects = [path for path in (tmp_path / "home" / "objects").rglob("*") if path.is_file()]
+    assert redis_client.memory_usage(stream, samples=0) < 2 * limit
+    assert 1 <= len(objects) < size / FLUSH_ITEMS / 4
+    tools.open_gate(redis_client, "more")
+    assert started.result(60) == list(range(size))
+
+
+@keeps_publisher
+def test_what_goes_outside_is_gathered_but_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call says nothing more, and is not over."""
+    monkeypatch.setenv("MOSAIC_STREAM_BYTES", "0")
+    settings.cache_clear()
+    producer = Producer()
+    publication = producer.publication(producer.claim())
+    publication.items([0])
+    publication.flush()
+    for number in (1, 2):
+        publication.items([number])
+    (first,) = producer.ledger.chunks(producer.run.id, "0")
+    (second,) = producer.ledger.await_chunks(producer.run.id, {"0": first.id}, block_ms=30_000)["0"]
+    assert (first.data[:1], second.data[:1], second.size) == (b"\x00", b"\x03", 2)
 
 
 @keeps_publisher

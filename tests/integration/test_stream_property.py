@@ -31,10 +31,11 @@ from redis import Redis
 from mosaic_queues import ledger
 from mosaic_queues.errors import ClaimLost
 from mosaic_queues.events import read_events
-from mosaic_queues.ledger import Claim, Done, Ledger, Mark
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import settings as process_settings
 from mosaic_queues.streams import Drain
+from mosaic_queues.transitions import Claim, Done, Mark
 from mosaic_tasks.definition.plan import Batch, Edge, NodePlan, Plan, Ref, link
 from mosaic_tasks.execution import publishing
 from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from redis import Redis
 
 from mosaic_queues.errors import InputError, RunFailed
-from mosaic_tasks import Run, Workflow, submit
 from tests.integration import stream_tools as tools
+from tests.integration.stream_runs import agent, failed_once, one_by_one, recorded, run, tool
 from tests.services import Workers, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 SIZE = 1000
-TOOLS = "tests.integration.stream_tools"
 
 
 @pytest.fixture
 def worker(workers: Workers) -> Workers:
     workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="threads", concurrency=6).wait_ready()
     return workers
-
-
-def workflow(nodes: dict[str, Any], output: str, **more: Any) -> Workflow:
-    return Workflow.from_data({"name": "streams", "nodes": nodes, "output": output, **more})
-
-
-def tool(name: str, **options: Any) -> dict[str, Any]:
-    arguments = options.pop("with_", {})
-    return {"tool": f"{TOOLS}:{name}", "with": arguments, **options}
-
-
-def run(nodes: dict[str, Any], output: str, **more: Any) -> Run:
-    return submit(workflow(nodes, output, **more))
 
 
 def test_a_fold_starts_before_its_producer_ends(worker: Workers, redis_client: Redis) -> None:
@@ -120,13 +105,7 @@ def test_a_batch_has_at_most_and_at_least_so_many_items(worker: Workers) -> None
 def test_a_failed_batch_is_tried_again_from_the_last_commit(worker: Workers) -> None:
     nodes = {
         "numbers": tool("numbers", with_={"n": 6}),
-        "kept": tool(
-            "third_batch_fails_once",
-            with_={"values": "${numbers}"},
-            edges={"numbers": "stream"},
-            batch={"max_items": 1},
-            retry={"attempts": 2, "delay": 0.01},
-        ),
+        "kept": one_by_one("third_batch_fails_once", retry={"attempts": 2, "delay": 0.01}),
     }
     assert run(nodes, "kept").result(30) == [0, 1, 2, 3, 4, 5]
 
@@ -134,42 +113,10 @@ def test_a_failed_batch_is_tried_again_from_the_last_commit(worker: Workers) -> 
 def test_a_batch_that_fails_for_good_fails_the_run_and_says_where(worker: Workers) -> None:
     nodes = {
         "numbers": tool("numbers", with_={"n": 6}),
-        "kept": tool(
-            "third_batch_fails_once",
-            with_={"values": "${numbers}"},
-            edges={"numbers": "stream"},
-            batch={"max_items": 1},
-        ),
+        "kept": one_by_one("third_batch_fails_once"),
     }
     with pytest.raises(RunFailed, match="node 'kept': ToolError: RuntimeError: the third batch fails"):
         run(nodes, "kept").result(30)
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "revenue": {"type": "integer"},
-        "risk": {"type": "object", "properties": {"level": {"type": "string"}}},
-        "warnings": {"type": "array", "items": {"type": "string"}},
-        "profit": {"type": "integer"},
-    },
-    "required": ["revenue"],
-}
-
-
-def recorded(path: Path, *deltas: tuple[float, str]) -> str:
-    """The model name of a recording that says this at these times (s)."""
-    line = {"match": [""], "text": "".join(text for _, text in deltas), "deltas": deltas}
-    path.write_text(json.dumps(line) + "\n", "utf-8")
-    return f"replay:{path}"
-
-
-def agent(model: str, **options: Any) -> dict[str, Any]:
-    return {
-        "agent": {"prompt": "Extract.", "output": SCHEMA, "model": model},
-        "queue": "mosaic.cpu",
-        **options,
-    }
 
 
 def test_a_field_starts_its_readers_while_the_answer_is_written(
@@ -309,13 +256,7 @@ def test_a_node_and_what_depends_on_it_run_again_and_the_rest_is_kept(
 
 
 def test_a_failed_run_goes_on_when_its_node_runs_again(worker: Workers) -> None:
-    nodes = {
-        "a": tool("counted", with_={"name": "a"}),
-        "b": tool("fails_once", with_={"x": "${a}"}),
-    }
-    started = run(nodes, "b")
-    with pytest.raises(RunFailed, match="fails once"):
-        started.result(30)
+    started = failed_once()
     started.rerun("b")
     assert started.result(30) == 1
     assert started.record().status == "done"

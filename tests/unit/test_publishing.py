@@ -8,7 +8,15 @@ import pytest
 
 from mosaic_queues.streams import Piece
 from mosaic_queues.values import encode
-from mosaic_tasks.execution.publishing import Outlet
+from mosaic_tasks.execution.outlets import (
+    COALESCE_S,
+    ENTRY_BYTES,
+    FLUSH_ITEMS,
+    GATHER_S,
+    GATHERED,
+    OBJECT_BYTES,
+    Outlet,
+)
 
 
 def outlet(earlier: Any) -> Outlet:
@@ -96,3 +104,55 @@ def test_what_cannot_be_stored_goes_on_waiting() -> None:
     with pytest.raises(ConnectionError):
         made.take(refuse)
     assert published(made) == [Piece("item", 0, 1, encode([1]))]
+
+
+# -- a server that lost something --------------------------------------------------------------------------------------
+
+
+def test_what_the_server_lost_is_said_again() -> None:
+    made = outlet("")
+    for piece in ("ab", "cd"):
+        made.add(piece)
+        published(made)
+    made.add("e")
+    made.mend("ab")
+    assert published(made) == [Piece("text", 2, 3, encode("cde"))]
+
+
+def test_what_the_server_has_and_the_attempt_does_not_say_is_taken_back_again() -> None:
+    made = outlet("abc")
+    made.add("a")
+    made.end()
+    made.mend("abc")
+    assert published(made) == [Piece("retract", 1, 0, b"")]
+
+
+# -- a stream that is too large for the server -------------------------------------------------------------------------
+
+
+def test_what_is_beyond_the_limit_waits_until_it_is_worth_an_object() -> None:
+    made = Outlet("0", "item", [], [], inside_bytes=1000)
+    made.flushed_at = 5.0
+    made.add([0])
+    assert (made.is_outside, made.enough, made.due_at) == (False, FLUSH_ITEMS, 5.0 + COALESCE_S)
+    made.count(2000, 10)
+    assert (made.is_outside, made.enough, made.due_at) == (True, OBJECT_BYTES // 200, 5.0 + GATHER_S)
+    made.add([0] * made.enough)
+    assert made.due_at == 0.0
+
+
+@pytest.mark.parametrize(
+    ("item_bytes", "enough"), [(1, GATHERED * FLUSH_ITEMS), (2 * OBJECT_BYTES, 1)], ids=["small", "large"]
+)
+def test_an_object_has_neither_too_many_items_nor_none(item_bytes: int, enough: int) -> None:
+    made = Outlet("0", "item", [], [], inside_bytes=10)
+    made.count(100 * item_bytes, 100)
+    assert made.enough == enough
+
+
+def test_entries_count_however_small_their_data_are() -> None:
+    made = Outlet("0", "text", [], "", inside_bytes=10 * ENTRY_BYTES)
+    for _ in range(10):
+        assert not made.is_outside
+        made.count(2, 1)
+    assert made.is_outside

@@ -236,27 +236,20 @@ def test_what_is_nested_too_deeply_is_no_json(depth: int, announced: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "path", "reason"),
+    ("text", "path"),
     [
-        ('{"revenue": "5"}', ("revenue",), "revenue: '5' is string, but integer is wanted"),
-        ('{"risk": {"level": "huge"}}', ("risk", "level"), "risk.level: 'huge' is not one of"),
-        ('{"risk": 5}', ("risk",), "risk: 5 is not valid under any of the given schemas"),
-        ('{"pair": [1]}', ("pair", 0), "pair[0]: 1 is integer, but string is wanted"),
-        ('{"pair": ["x", "y"]}', ("pair", 1), "pair[1]: 'y' is string, but integer is wanted"),
-        ('{"shape": {"r": "x"}}', ("shape", "r"), "shape.r: 'x' is string, but number is wanted"),
-        (
-            '{"tree": {"parts": [{"parts": 5}]}}',
-            ("tree", "parts", 0),
-            "5 is not of type 'array' (at 'parts')",
-        ),
-        ('{"revenue": 0.5}', (), "the answer: 0.5 is not of type 'integer' (at 'revenue')"),
+        ('{"revenue": "5"}', ("revenue",)),
+        ('{"risk": {"level": "huge"}}', ("risk", "level")),
+        ('{"risk": 5}', ("risk",)),
+        ('{"pair": [1]}', ("pair", 0)),
+        ('{"pair": ["x", "y"]}', ("pair", 1)),
+        ('{"shape": {"r": "x"}}', ("shape", "r")),
+        ('{"tree": {"parts": [{"parts": 5}]}}', ("tree", "parts", 0)),
+        ('{"revenue": 0.5}', ()),
     ],
 )
-def test_what_does_not_fit_the_schema_is_not_announced(text: str, path: Path, reason: str) -> None:
-    reader = FieldReader([path], SCHEMA)
-    assert reader.feed(text) == []
-    assert list(reader.refused) == [path]
-    assert reason in reader.refused[path]
+def test_what_does_not_fit_the_schema_is_not_announced(text: str, path: Path) -> None:
+    assert FieldReader([path], SCHEMA).feed(text) == []
 
 
 @pytest.mark.parametrize(
@@ -276,7 +269,6 @@ def test_what_does_not_fit_the_schema_is_not_announced(text: str, path: Path, re
 def test_what_fits_or_is_not_described_is_announced(text: str, path: Path, value: Any) -> None:
     reader = FieldReader([path], SCHEMA)
     assert reader.feed(text) == [(path, value)]
-    assert reader.refused == {}
 
 
 @pytest.mark.parametrize("reference", ["#/properties/a", "#", "#/$defs/None", "https://example.com/x.json"])
@@ -294,15 +286,12 @@ def test_elements_fit_the_schema_of_their_array_each() -> None:
         (("figures", 2, "value"), 3),
         (("figures", 2), {"value": 3}),
     ]
-    assert reader.refused == {("figures", 1): "figures[1]: 'value' is a required property"}
 
 
-def test_a_refusal_is_forgotten_when_a_later_document_has_the_field() -> None:
+def test_a_field_that_does_not_fit_is_announced_from_a_later_document() -> None:
     reader = FieldReader([("revenue",)], SCHEMA)
     assert reader.feed('{"revenue": "?"} ') == []
-    assert list(reader.refused) == [("revenue",)]
     assert reader.feed('{"revenue": 5}') == [(("revenue",), 5)]
-    assert reader.refused == {}
 
 
 @pytest.mark.parametrize(
@@ -314,18 +303,17 @@ def test_a_refusal_is_forgotten_when_a_later_document_has_the_field() -> None:
         ('{"a": {}, "\\u0061": {"b": 2}}', []),
     ],
 )
-def test_a_key_that_comes_again_is_refused(text: str, announced: list[tuple[Path, Any]]) -> None:
+def test_a_key_that_comes_again_is_announced_once_at_most(
+    text: str, announced: list[tuple[Path, Any]]
+) -> None:
     reader = FieldReader([("a", "b")])
     assert reader.feed(text) == announced
-    assert list(reader.refused) == [("a", "b")]
-    assert "came more than once" in reader.refused["a", "b"]
 
 
 def test_keys_repeat_freely_where_nobody_waits_for_them() -> None:
     reader = FieldReader([("a",)], elements=[("c",)])
     ready = reader.feed('{"b": 1, "b": 2, "a": {"x": 1, "x": 2}, "c": [{"k": 1}, {"k": 2}]}')
     assert ready == [(("a",), {"x": 2}), (("c", 0), {"k": 1}), (("c", 1), {"k": 2})]
-    assert reader.refused == {}
 
 
 def test_keys_are_no_indexes_and_indexes_no_keys() -> None:

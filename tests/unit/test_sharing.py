@@ -14,10 +14,8 @@ def keep(ready: int, length_s: float | None, workers: int = 2) -> int:
     return calls_to_keep(ready, length_s=length_s, workers=workers, budget_calls=256, budget_s=0.2)
 
 
-def size(waiting: int, length_s: float | None, workers: int = 2, *, concurrent: bool = False) -> int:
-    return batch_size(
-        waiting, length_s=length_s, workers=workers, batch_s=0.1, batch_calls=256, concurrent=concurrent
-    )
+def size(waiting: int, length_s: float | None, workers: int = 2, **kind: bool) -> int:
+    return batch_size(waiting, length_s=length_s, workers=workers, batch_s=0.1, batch_calls=256, **kind)
 
 
 def test_what_is_shorter_than_a_message_is_kept() -> None:
@@ -46,6 +44,11 @@ def test_every_worker_gets_a_message() -> None:
 def test_calls_that_run_together_do_not_add_up() -> None:
     assert size(10, 60.0, workers=2, concurrent=True) == 5
     assert size(1000, 60.0, workers=2, concurrent=True) == TOGETHER
+
+
+def test_hosted_calls_share_a_message_while_its_cost_counts() -> None:
+    assert size(1000, 0.001, workers=2, concurrent=True, hosted=True) == TOGETHER
+    assert size(1000, 60.0, workers=2, concurrent=True, hosted=True) == 1
 
 
 @given(st.integers(0, 10_000), LENGTHS, st.integers(0, 64))

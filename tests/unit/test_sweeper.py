@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mosaic_queues.ledger import CallState, LiveCall
 from mosaic_queues.run_recovery import OVERDUE_MS, Mend, decide
+from mosaic_queues.transitions import CallState, LiveCall
 
 NOW = 100_000
 GRACE = 2_000

@@ -25,7 +25,7 @@ from celery.exceptions import WorkerLostError
 from mosaic_queues.chords import worker  # noqa: F401  connects the worker's signals
 from mosaic_queues.chords.base import ChordBackend
 from mosaic_queues.chords.dispatch import advance
-from mosaic_queues.chords.joins import Part
+from mosaic_queues.chords.joins import HeaderPart
 from mosaic_queues.chords.mending import Mender
 from mosaic_queues.chords.messages import slot_of
 from mosaic_queues.chords.publishing import publishing
@@ -69,7 +69,7 @@ class LedgerBackend(ChordBackend):
         payload = self.encode([1, request.id, state, self.encode_result(result, state)])
         if isinstance(payload, str):
             payload = payload.encode()
-        part = Part(request.group_index, request.id, state not in states.EXCEPTION_STATES, payload)
+        part = HeaderPart(request.group_index, request.id, state not in states.EXCEPTION_STATES, payload)
         if advance(self, request.group, part=(slot_of(request.id, request.group_index), part)) < 0:
             log.info(
                 "chord.unknown",

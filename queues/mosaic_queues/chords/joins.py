@@ -37,7 +37,7 @@ class Record(NamedTuple):
     message: bytes
 
 
-class Part(NamedTuple):
+class HeaderPart(NamedTuple):
     """A finished header. `payload` is the result as Celery encodes it; `ok` whether it succeeded."""
 
     position: float | None
@@ -121,7 +121,7 @@ class Chords:
         records: Sequence[Record] = (),
         size: int | None = None,
         grow: int = 0,
-        part: tuple[str, Part] | None = None,
+        part: tuple[str, HeaderPart] | None = None,
     ) -> int:
         """Notes messages, seals, grows, counts a part. 1: complete, `token` dispatches; -1: no such join."""
         rows, messages = _rows_and_messages(records)
@@ -195,10 +195,12 @@ class Chords:
             shape or b"",
         )
 
-    def parts(self, group_id: str) -> list[Part]:
+    def parts(self, group_id: str) -> list[HeaderPart]:
         """The finished headers, in header order."""
         found = cast("list[bytes]", self.client.hvals(self.keys(group_id)[1]))
-        return sorted((msgspec.msgpack.decode(raw, type=Part) for raw in found), key=lambda part: part.rank)
+        return sorted(
+            (msgspec.msgpack.decode(raw, type=HeaderPart) for raw in found), key=lambda part: part.rank
+        )
 
     def slots(self, group_id: str) -> dict[str, bytes]:
         """What is on its way: slot and its value (`Slot`, encoded)."""

@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from mosaic_queues.chords.broker import Broker
+from mosaic_queues.broker import Broker, is_redis
 from mosaic_queues.chords.joins import Chords, Join, Slot, decode_slot, new_token
 from mosaic_queues.chords.mending import Mender
 from mosaic_queues.connection import server_ms
@@ -183,4 +183,4 @@ class Watch(NamedTuple):
 
 def _broker(connection: Any) -> Broker | None:
     """The broker, where it can be looked into; a channel of our own, which does not wait for a broker that is away."""
-    return Broker(connection.channel()) if connection.transport.driver_type == "redis" else None
+    return Broker(connection.channel()) if is_redis(connection) else None

@@ -9,7 +9,7 @@ import msgspec
 from celery.result import GroupResult
 from celery.utils.functional import _regen
 
-from mosaic_queues.chords.joins import Part
+from mosaic_queues.chords.joins import HeaderPart
 
 
 def shape_of(results: Any) -> bytes:
@@ -33,7 +33,7 @@ def _shaped(ids: Any, by_id: Mapping[str, Any]) -> Any:
     return [_shaped(child, by_id) for child in ids] if isinstance(ids, list) else by_id.get(ids)
 
 
-def in_place(parts: Sequence[Part], values: Sequence[Any], size: int) -> list[Any]:
+def in_place(parts: Sequence[HeaderPart], values: Sequence[Any], size: int) -> list[Any]:
     """The values at their index; those without a place of their own follow."""
     placed: list[Any] = [None] * size
     taken: set[int] = set()

@@ -1,8 +1,9 @@
 -- Records finished calls, releases what they made ready, and claims calls for the same process.
 -- arg: holder
 --      done    {{id, fence, kind, {joins}, {marks}}}   kind: the event to record, done or skipped; the envelope of the
---              first is ARGV[2], and so on; marks {{stream, kind, offset, count, {readers}}}: chunks without data, of streams
---              that these calls end or add an item to
+--              first is ARGV[2], and so on; marks {{stream, kind, offset, count, {readers}, follows}}: chunks without data, of
+--              streams that these calls end or add an item to; one that follows on the last chunk, and does not since the server
+--              lost what was published, has its call run again instead: the next attempt publishes what is missing
 --      fields  {{place in done, name, {joins}}}   parts of outputs that are waited for; their envelopes follow those of done
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
@@ -16,10 +17,20 @@ local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
 local found = #ids > 0 and states(ids) or {}
-local gone, outputs, marks_of, is_done = {}, {}, {}, {}
+local gone, outputs, marks_of, is_done, again = {}, {}, {}, {}, {}
+
+-- Whether all that a call has published is there.
+local function are_whole(its_marks)
+  for _, mark in ipairs(its_marks or {}) do
+    if mark[6] and position_after(last_header(mark[1])) ~= mark[3] then return false end
+  end
+  return true
+end
+
 for i, item in ipairs(arg.done) do
   local id, fence, kind, joins = unpack(item)
-  if is_held(found[i], fence) then
+  local is_ours = is_held(found[i], fence)
+  if is_ours and are_whole(item[5]) then
     gone[#gone + 1] = id
     outputs[#outputs + 1] = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
     outputs[#outputs + 1] = ARGV[i + 1]
@@ -33,6 +44,7 @@ for i, item in ipairs(arg.done) do
     is_done[i] = true
   else
     stale[#stale + 1] = id
+    if is_ours then again[#again + 1] = {id, found[i]} end
   end
 end
 in_slices('HSET', OUT, outputs)
@@ -70,7 +82,14 @@ if #arg.claim > 0 then
   end
   if #taken > 0 then events[#events + 1] = {'claimed', ids_taken, arg.holder} end
 end
-local kept, ready = release(groups, events, taken)
+for _, pair in ipairs(again) do events[#events + 1] = {'released', {pair[1]}, arg.holder} end
+local kept, ready, now = release(groups, events, taken)
+for _, pair in ipairs(again) do
+  local call = pair[2]
+  call[STATE], call[AT], call[HOLDER] = READY, now, ''
+  redis.call('HSET', CALLS, pair[1], cmsgpack.pack(call))
+  ready[#ready + 1] = {call[QUEUE], {pair[1]}}
+end
 for _, group in ipairs(woken) do ready[#ready + 1] = group end
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry

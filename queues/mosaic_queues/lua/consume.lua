@@ -1,7 +1,7 @@
 -- A mailbox: commits what was made of the chunks so far, and reads the next ones.
 -- arg: holder, id, fence
 --      commit   bool: ARGV[2] is the new state, `cursors` the new {stream = entry id}, `after` where to read on; otherwise cursors
---               and state are answered, and it reads on from those cursors
+--               and state are answered, and it reads on from those cursors; `seen` {stream = {ids}}: entries that must be there still
 --      flushes  as in publish, their data from ARGV[3] on: what came out of the chunks
 --      grow     false, or {join, queue, {ids}, first, fence}: calls for new items, whose envelopes follow; first: nothing grew
 --               before; their claims count from `fence`
@@ -9,14 +9,25 @@
 --      sources  {stream}, limit: how many entries of each to read
 --      need     how many chunks wake it, when it goes idle because there is nothing to read
 --      seal     false, or {join, total, {close group}}: every item has its call; ends the mailbox
--- Returns {msgpack {state, cursors, ready}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap.
+-- Returns {msgpack {state, cursors, ready}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap;
+-- gap: what it read or put out last is not in the streams any more, for the server lost it; nothing is committed.
 local OPEN = 1099511627776   -- a join that still grows counts from minus this
 local call, readers = call_and_readers(arg.id, arg.flushes)
 if not is_held(call, arg.fence) then return {cmsgpack.pack({'stale', {}, {}}), ''} end
-local ready, kept, groups = {}, nil, {}
+local ready, groups = {}, {}
 local cursors, after, state = arg.cursors, arg.after, ''
+
+-- Whether an entry that this session has read is gone. Another attempt may say something else in its place.
+local function has_lost()
+  for stream, entries in pairs(arg.seen) do
+    for _, entry in ipairs(entries) do
+      if #redis.call('XRANGE', stream_key(stream), entry, entry) == 0 then return true end
+    end
+  end
+  return false
+end
 if arg.commit then
-  local first = append_flushes(arg.id, arg.fence, arg.flushes, 3, ready, readers)
+  local first = not has_lost() and append_flushes(arg.id, arg.fence, arg.flushes, 3, ready, readers)
   if not first then return {cmsgpack.pack({'gap', {}, {}}), ''} end
   -- Calls that grow or are undone change the state. Where it is there already, this is sent again because its answer was lost,
   -- and those calls have gone on.

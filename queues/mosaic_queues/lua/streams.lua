@@ -21,6 +21,11 @@ local function last_header(stream)
   return last and cmsgpack.unpack(last[2][2])
 end
 
+-- Where the next chunk of a stream belongs, after its last one.
+local function position_after(last)
+  return last and (last[1] == 'retract' and last[5] or last[5] + last[6]) or 0
+end
+
 -- Tells mailboxes that `count` chunks came, or the last one; who has enough to read is ready and enters `ready` {{queue, {ids}}}.
 -- found: their states, where the caller has looked already
 local function ring(ids, count, is_end, ready, found)
@@ -80,17 +85,12 @@ local function append_flushes(id, fence, flushes, first, ready, found)
     if last and last[3] == fence and last[4] >= number then
       first = first + #chunks
     else
-      local position = last and (last[1] == 'retract' and last[5] or last[5] + last[6]) or 0
+      local position = position_after(last)
       local came = 0
       for _, chunk in ipairs(chunks) do
         local kind, offset, count = unpack(chunk)
-        if kind == 'retract' then
-          position = math.min(position, offset)
-        elseif offset ~= position then
-          return nil
-        else
-          position = position + count
-        end
+        if offset > position or (kind ~= 'retract' and offset < position) then return nil end
+        position = offset + count
         append(stream, {kind, id, fence, number, offset, count}, ARGV[first], last == nil)
         first, came = first + 1, came + math.max(count, 1)
       end

@@ -1,6 +1,6 @@
 """Where a streamed text has come to: its sentences and headings, each told as soon as it is complete.
 
-What a sentence is, `engines.sentences` decides; here is only when that can be known. Whether a mark ends a
+What a sentence is, `sentences` decides; here is only when that can be known. Whether a mark ends a
 sentence depends on the next character, and on the next word where that begins with a small letter (`e.g. this`,
 but `End. setup.py is next`); so a sentence is told when these have come, or at the end of its paragraph. Lists,
 headings and fences are told by the beginnings of lines; fenced code holds neither sentences nor headings.

@@ -1,0 +1,162 @@
+"""What becomes of a call once its outcome is known: recorded with others, expanded, tried again or failed."""
+
+from __future__ import annotations
+
+import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from mosaic_queues.errors import ClaimLost
+from mosaic_queues.transitions import Advance, Claim, Done, DoneKind, Usage
+from mosaic_tasks.definition.plan import NodePlan
+from mosaic_tasks.execution.holding import Holding
+from mosaic_tasks.execution.outcomes import (
+    Ending,
+    Expand,
+    Failure,
+    Outcome,
+    Skip,
+    Unrecorded,
+    Value,
+    retry_pause,
+)
+from mosaic_tasks.execution.prepared import CallId
+
+log = structlog.get_logger(__name__)
+
+
+class Settling:
+    """Settles the calls of one message; failures and fan-outs are their own transitions, the rest waits in `holding`
+    for the next one."""
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._process, self._plan, self._run_id = holding.process, holding.plan, holding.run_id
+
+    def report_start(self, claim: Claim) -> None:
+        """Tells those who watch that a call begins."""
+        node = self._plan.plan.nodes[CallId(claim.call).node].name
+        self._process.reporter.started(self._run_id, claim.call, node, claim.failures + claim.losses)
+
+    def settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
+        """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
+        match outcome:
+            case Value(envelope, shown, ending, usage):
+                self._finish(claim, envelope, skipped=False, usage=usage, ending=ending)
+                self._process.lengths.add(self._plan.length_key(claim.call), length_s)
+                self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
+            case Skip(reason):
+                self._skip(claim, reason, self._holding.execution.endings.of_skip(CallId(claim.call), reason))
+                self._process.reporter.succeeded(self._run_id, claim.call, length_s, f"skipped: {reason}")
+            case Expand(size):
+                self._expand(claim, size)
+                self._process.reporter.succeeded(self._run_id, claim.call, length_s, f"{size} items")
+            case Unrecorded(shown, usage):
+                if usage is not None:
+                    with self._holding.lock:
+                        self._holding.finished.usages.append(usage)
+                self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
+            case Failure():
+                self.fail(claim, outcome)
+
+    def _skip(self, claim: Claim, reason: str, ending: Ending) -> None:
+        self._finish(claim, self._process.payloads.skipped(reason), skipped=True, ending=ending)
+
+    def _finish(
+        self,
+        claim: Claim,
+        envelope: bytes,
+        *,
+        skipped: bool,
+        ending: Ending,
+        usage: Usage | None = None,
+    ) -> None:
+        call = CallId(claim.call)
+        steps = self._plan.steps(call)
+        kind: DoneKind = "skipped" if skipped else "done"
+        with self._holding.lock:
+            self._holding.finished.done.append(
+                Done(claim.call, claim.fence, envelope, kind, self._plan.raised(call), *ending)
+            )
+            if usage is not None:
+                self._holding.finished.usages.append(usage)
+            self._holding.finished.joins.update((step.name, step) for step in steps)
+            if call.item is None:
+                self._holding.finished.values[claim.call] = (str(call.node), envelope)
+
+    def _expand(self, claim: Claim, size: int) -> None:
+        number = CallId(claim.call).node
+        queue = self._plan.plan.nodes[number].queue
+        calls = [f"{number}.{item}" for item in range(size)]
+        close = self._plan.close_of(number)
+        keep = self._holding.keep(calls or close[1])
+
+        def expand(keep: int) -> Advance:
+            if keep:
+                self._process.assure_alive()
+            return self._process.ledger.expand(
+                self._run_id,
+                claim,
+                holder=self._holding.claimant,
+                join=f"n{number}",
+                items=[(queue, calls)] if calls else [],
+                size=size,
+                close=close,
+                keep=keep,
+                serves=self._process.serves,
+            )
+
+        try:
+            answer = expand(keep)
+        except (RedisConnectionError, RedisTimeoutError):
+            answer = self._holding.again(expand)
+        if size:
+            self._process.publish_chord(self._run_id, self._plan, answer.ready, close)
+            answer = answer._replace(ready=[])
+        self._holding.take(answer)
+
+    def fail(self, claim: Claim, outcome: Failure) -> None:
+        """Another attempt, the node's declared way out, or the end of the run. Also called by the watch."""
+        node = self._plan.node(CallId(claim.call).node)
+        if outcome.usage is not None:
+            with self._holding.lock:
+                self._holding.finished.usages.append(outcome.usage)
+        failures = 0 if outcome.is_first else claim.failures
+        pause = retry_pause(node, failures) if outcome.retryable else None
+        self._process.reporter.failed(self._run_id, claim.call, outcome.error, retried=pause is not None)
+        log.warning(
+            "call.failed",
+            what="call failed",
+            run=self._run_id,
+            node=node.name,
+            call=claim.call,
+            attempt=failures + 1,
+            error=outcome.error,
+            retry_s=pause,
+        )
+        if pause is None and node.plan.on_failure != "fail":
+            self._end_in_spite(claim, node.plan, outcome.error)
+        else:
+            self._process.ledger.fail(
+                self._run_id, claim, holder=self._holding.claimant, error=outcome.error, retry_s=pause
+            )
+
+    def _end_in_spite(self, claim: Claim, node: NodePlan, error: str) -> None:
+        """The declared way out of a failure: skipped, or with its default. Where the claim is lost, another attempt
+        decides."""
+        endings, holder = self._holding.execution.endings, self._holding.claimant
+        self._holding.execution.abandon(claim)
+        try:
+            if node.on_failure == "skip":
+                self._skip(claim, error, endings.taken_back(claim, error, holder=holder))
+            else:
+                envelope = self._process.payloads.pack(self._run_id, node.default)
+                ending = endings.replaced(claim, node.default, holder=holder)
+                self._finish(claim, envelope, skipped=False, ending=ending)
+        except ClaimLost as lost:
+            log.info(
+                "drive.stale",
+                what="results refused, their claims were lost",
+                run=self._run_id,
+                error=str(lost),
+            )

@@ -1,0 +1,129 @@
+"""Looks into a broker: which tasks it holds, in its queues or not acknowledged, and how old a queue's messages are.
+
+Only Redis brokers can be looked into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import msgspec
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+SLICE = 500
+MAX_SCAN = 20_000
+LOOK_AT = 200
+"""Messages of other tasks that may lie before the oldest of ours."""
+UNKNOWN = 0.0
+"""Older than anything: the queue may hold what is looked for."""
+_CORRELATION_ID = re.compile(rb'"correlation_id":\s*"([^"]+)"')
+
+
+class Broker:
+    """What a Redis broker holds at this moment; read lazily, each queue once.
+
+    Args:
+        channel: a channel of kombu's Redis transport.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel, self._client = channel, channel.client
+        self._queues: dict[str, Collection[str] | None] = {}
+        self._unacked: dict[str, str] | None = None
+
+    def holds(self, queue: str, task_id: str) -> bool:
+        """Whether the task's message waits in the queue. A very long queue is taken to hold it, until it is shorter."""
+        if queue not in self._queues:
+            self._queues[queue] = self._scan(queue)
+        found = self._queues[queue]
+        return found is None or task_id in found
+
+    def unacked_tag(self, task_id: str) -> str | None:
+        """The delivery tag of a message that some worker popped and has not acknowledged."""
+        if self._unacked is None:
+            self._unacked = dict(self._scan_unacked())
+        return self._unacked.get(task_id)
+
+    def restore(self, tag: str) -> None:
+        """Puts an unacknowledged message back into its queue; nothing when it is acknowledged by now."""
+        self._channel.qos.restore_by_tag(tag)
+
+    def oldest(self, queue: str, priority: int) -> float | None:
+        """When the oldest of our messages of a queue and priority was published, as `oldest_message` tells it."""
+        name = self._list(queue, priority)
+        return next(self._heads(name), None)
+
+    def _list(self, queue: str, priority: int) -> str:
+        """The list behind a queue and a priority, under the app's key prefix; several priorities may share one."""
+        return f"{self._channel.global_keyprefix}{self._channel._q_for_pri(queue, priority)}"
+
+    def _lists(self, queue: str) -> list[str]:
+        """The lists behind a queue, one a priority, under the app's key prefix."""
+        return [self._list(queue, step) for step in self._channel.priority_steps]
+
+    def _heads(self, name: str) -> Iterator[float]:
+        messages = self._client.execute_command("LRANGE", name, -LOOK_AT, -1)
+        for raw in reversed(messages):
+            sent_at = msgspec.json.decode(raw).get("headers", {}).get("sent_at")
+            if sent_at is not None:
+                yield float(sent_at)
+                return
+        if len(messages) == LOOK_AT:
+            yield UNKNOWN
+
+    def _scan(self, queue: str) -> Collection[str] | None:
+        lengths = {name: int(self._client.execute_command("LLEN", name)) for name in self._lists(queue)}
+        if sum(lengths.values()) > MAX_SCAN:
+            return None
+        return {task_id for name, length in lengths.items() for task_id in self._scan_list(name, length)}
+
+    def _scan_list(self, name: str, length: int) -> Collection[str]:
+        found: set[str] = set()
+        first = 0
+        while length and (messages := self._client.execute_command("LRANGE", name, first, first + SLICE - 1)):
+            found.update(task_id for raw in messages for task_id in task_ids(raw))
+            first += SLICE
+        return found
+
+    def _scan_unacked(self) -> list[tuple[str, str]]:
+        name = f"{self._channel.global_keyprefix}{self._channel.unacked_key}"
+        pairs: list[tuple[str, str]] = []
+        cursor: Any = 0
+        while True:
+            cursor, found = self._client.execute_command("HSCAN", name, cursor, "COUNT", SLICE)
+            pairs += [(task_id, tag.decode()) for tag, raw in found.items() for task_id in task_ids(raw)]
+            if not int(cursor):
+                return pairs
+
+
+def task_ids(raw: bytes) -> list[str]:
+    """The ids of the tasks of a message, read without decoding it."""
+    return [found.decode() for found in _CORRELATION_ID.findall(raw)]
+
+
+def is_redis(connection: Any) -> bool:
+    """Whether a connection of kombu's leads to a broker that can be looked into."""
+    return bool(connection.transport.driver_type == "redis")
+
+
+def oldest_message(app: Celery, queue: str, priority: int = 0) -> float | None:
+    """When the oldest of our messages of a queue and priority was published, in Unix seconds of the server.
+
+    None: there is none. `UNKNOWN`: the broker cannot be looked into, or too many foreign messages lie before it.
+    """
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        if is_redis(connection):
+            return Broker(channel).oldest(queue, priority)
+        return UNKNOWN if _count(channel, queue) else None
+
+
+def _count(channel: Any, queue: str) -> int:
+    """How many messages wait on a broker of another kind; 0 when it does not know the queue."""
+    try:
+        count: int = channel.queue_declare(queue, passive=True).message_count
+    except (OperationalError, *channel.connection.client.channel_errors):
+        return 0
+    return count

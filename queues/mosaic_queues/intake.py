@@ -1,0 +1,176 @@
+"""How a worker takes messages from a Redis broker: as many as it has room for in one trip, acknowledged together.
+
+kombu takes one message by a blocking pop, notes it as unacked in a second trip, and acknowledges it in a third. Here a
+message that came is noted in the same script that takes more of the same queues and strikes off what was acknowledged
+meanwhile. The entries of unacked messages are kombu's own: its restoring after the visibility timeout, and other
+workers, know no difference. Messages that the script takes are noted in the same step, so none is lost in a worker
+that dies between the two, as one that a blocking pop took may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import resources
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.json import dumps, loads
+from redis import Redis
+from redis.exceptions import NoScriptError
+
+from mosaic_queues.outbox import keep_client
+
+WEIGHT_HEADER = "slots"
+"""Header of a message that takes more than one slot: how many."""
+_TEXT = resources.files("mosaic_queues").joinpath("lua", "intake.lua").read_text("utf-8")
+_SHA = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()
+
+
+def install_intake(channel: Any, free: Callable[[], int]) -> Intake | None:
+    """Has a consumer's channel take messages so; it must not have consumed yet.
+
+    Args:
+        channel: of kombu. Those of brokers other than Redis stay as they are.
+        free: how many messages the worker has room for now.
+
+    Returns:
+        None when the channel stays as it is.
+    """
+    if not isinstance(channel, kombu_redis.Channel) or not channel.ack_emulation:
+        return None
+    before = channel.qos
+    before._on_collect.cancel()
+    intake = Intake(channel, prefetch_count=before.prefetch_count, free=free)
+    channel._qos = intake
+    keep_client(channel)
+    return intake
+
+
+class Intake(kombu_redis.QoS):
+    """What a channel knows of its unacknowledged messages, and how it takes more (kombu's `QoS`).
+
+    Args:
+        prefetch_count: unacknowledged messages at most; 0: any number.
+        free: room in the worker for more messages.
+    """
+
+    def __init__(self, channel: Any, *, prefetch_count: int, free: Callable[[], int]) -> None:
+        super().__init__(channel, prefetch_count)
+        # kombu's own client would put a prefix before one of the keys, whose names are complete here.
+        self._client = Redis(connection_pool=channel.pool)
+        self._free = free
+        self._acked: list[str] = []
+        self._arrived: deque[tuple[str, dict[str, Any], int]] = deque()
+        self._noted: set[str] = set()
+        self._is_more = False
+
+    def can_consume(self) -> bool:
+        """Whether there is room for one more message."""
+        return self._room() > 0
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Notes a message that came as unacknowledged, and takes others into the room beside it."""
+        if delivery_tag in self._noted:
+            self._noted.discard(delivery_tag)
+        else:
+            self._delivered[delivery_tag] = message  # before room is counted
+            info = message.delivery_info
+            entry = dumps([message._raw, info["exchange"], info["routing_key"]])
+            self._trip(self._room(weight_of(message.headers)), delivery_tag, entry)
+        virtual.QoS.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledges with the next turn. After the channel was closed: at once, as there is none."""
+        if self.channel.closed:
+            super().ack(delivery_tag)
+        else:
+            self._acked.append(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Acknowledges, or puts back at once."""
+        if requeue:
+            super().reject(delivery_tag, requeue=True)
+        else:
+            self.ack(delivery_tag)
+
+    def turn(self) -> None:
+        """Acknowledges what waits for it, takes more where the queues seem to have more, and delivers it."""
+        # While a blocking pop is on its way it takes the next message.
+        room = self._room() if self._is_more and not self.channel._in_poll else 0
+        if self._acked or room > 0:
+            self._trip(room)
+        self._deliver()
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Puts back what is not acknowledged, when the channel closes."""
+        if self._acked:
+            with suppress(*self.channel.connection_errors):
+                self._trip(0)
+        super().restore_unacked_once(stderr)
+
+    def _deliver(self) -> None:
+        """Hands what was taken to the consumer, as kombu does with what a blocking pop took."""
+        transport = self.channel.connection
+        while self._arrived:
+            queue, message, _weight = self._arrived.popleft()
+            if queue in transport._callbacks:
+                transport._deliver(message, queue)
+            else:  # cancelled meanwhile
+                tag = message["properties"]["delivery_tag"]
+                self._noted.discard(tag)
+                self.reject(tag, requeue=True)
+
+    def _room(self, taken: int = 0) -> int:
+        arrived = sum(weight for _queue, _message, weight in self._arrived)
+        room = self._free() - arrived - taken
+        estimate: int | None = super().can_consume_max_estimate()
+        if estimate is None:
+            return room
+        return min(room, estimate + len(self._acked))
+
+    def _trip(self, room: int, *noted: str) -> None:
+        acked = tuple(self._acked)
+        queues = self.channel._queue_cycle.consume(len(self.channel.active_queues))
+        room = max(room, 0) if queues else 0
+        answer = self._run(
+            queues if room else (), (time.time(), room, len(queues) or 1, len(acked), *acked, *noted)
+        )
+        del self._acked[: len(acked)]
+        self._dirty.update(acked)
+        taken = sum(self._arrive(queues[(at - 1) % len(queues)], raw) for at, raw in _pairs(answer))
+        if room:
+            self._is_more = taken >= room
+
+    def _run(self, queues: Sequence[str], arguments: tuple[Any, ...]) -> list[Any]:
+        channel, prefix = self.channel, self.channel.global_keyprefix
+        lists = [channel._q_for_pri(queue, step) for step in channel.priority_steps for queue in queues]
+        keys = [f"{prefix}{name}" for name in (self.unacked_key, self.unacked_index_key, *lists)]
+        try:
+            answer: Any = self._client.evalsha(_SHA, len(keys), *keys, *arguments)
+        except NoScriptError:
+            answer = self._client.eval(_TEXT, len(keys), *keys, *arguments)
+        return list(answer)
+
+    def _arrive(self, queue: str, raw: bytes) -> int:
+        message = loads(raw.decode())
+        tag, weight = message["properties"]["delivery_tag"], weight_of(message["headers"])
+        self._noted.add(tag)
+        self._delivered[tag] = None  # so that it is put back should the channel close before it is delivered
+        self._arrived.append((queue, message, weight))
+        self.channel._queue_cycle.rotate(queue)
+        return weight
+
+
+def weight_of(headers: dict[str, Any]) -> int:
+    """How many slots a message takes, by its headers."""
+    return int(headers.get(WEIGHT_HEADER) or 1)
+
+
+def _pairs(answer: list[Any]) -> Iterator[tuple[int, bytes]]:
+    places = iter(answer)
+    return zip(places, places, strict=True)

@@ -1,0 +1,165 @@
+"""What the ledger's transitions and reads take and give: values that need no server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from mosaic_queues.streams import Drain
+
+RunStatus = Literal["running", "done", "failed", "cancelled"]
+CallState = Literal["ready", "delayed", "claimed", "idle"]
+DoneKind = Literal["done", "skipped"]
+Group = tuple[str, Sequence[str]]
+"""A queue and the calls that wait for it."""
+Release = Group | tuple[str, Sequence[str], Mapping[str, Sequence[str]]]
+"""A group to be released; with it, of the mailboxes among its calls, the streams that they read."""
+
+
+class Claim(NamedTuple):
+    """A call that this process holds. `fence` is the fencing token; `failures` and `losses` count earlier attempts."""
+
+    call: str
+    fence: int
+    failures: int
+    losses: int
+
+
+class Mark(NamedTuple):
+    """A chunk without data that a finished call adds to a stream: its `end`, or an `item` that is the call's output.
+
+    Attributes:
+        follows: the call has published all before it; where that is not there any more, the call runs again.
+    """
+
+    stream: str
+    kind: Literal["end", "item"]
+    offset: int
+    size: int
+    readers: Sequence[str]
+    follows: bool = False
+
+
+class Field(NamedTuple):
+    """A part of an output that calls wait for, under the name by which the outputs hold it; `joins` count it."""
+
+    name: str
+    envelope: bytes
+    joins: Sequence[str]
+
+
+class Done(NamedTuple):
+    """A finished call: its envelope, the names of the joins that it raises, and what it tells those who read along."""
+
+    call: str
+    fence: int
+    envelope: bytes
+    kind: DoneKind
+    joins: Sequence[str]
+    marks: Sequence[Mark] = ()
+    fields: Sequence[Field] = ()
+
+
+class Usage(NamedTuple):
+    """What a call used of an inference engine. `cost_usd` is None where the price is not known."""
+
+    call: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+
+
+class JoinStep(NamedTuple):
+    """What a raised join releases when its counter reaches `size`; `members` None ends the run."""
+
+    name: str
+    size: int
+    members: Sequence[Release] | None
+
+
+class Redo(NamedTuple):
+    """Nodes that run again.
+
+    Attributes:
+        joins: each with its size, the names of the outputs that it waits for and that are kept, and what it releases.
+        roots: those that wait for nothing.
+        boxes: the mailboxes among them, with the streams that they read.
+    """
+
+    nodes: Sequence[int]
+    joins: Sequence[tuple[str, int, Sequence[str], Sequence[Release]]]
+    roots: Sequence[Release]
+    boxes: Sequence[tuple[str, Sequence[str]]]
+
+
+EPOCH = 1 << 32
+"""The claims of an epoch count from its number times this."""
+UNDONE = 1 << 20
+"""Within an epoch, the claims of a call that was undone and made again count from this, the next time from twice
+this."""
+INPUTS_CALL = "in"
+"""Under this name the outputs hold the inputs of the run."""
+CLOSE = "c"
+"""Behind the number of a node: the call that closes its fan-out."""
+MAILBOX = "m"
+"""Behind the number of a node: the call by which it reads streams."""
+
+
+class Advance(NamedTuple):
+    """Answer to a transition: refused calls, calls now held by this process, calls to publish, envelopes read.
+
+    Attributes:
+        opened: what the mailboxes among the claimed calls read first.
+    """
+
+    stale: list[str]
+    claimed: list[Claim]
+    ready: list[Group]
+    closed: bool
+    outputs: Mapping[str, bytes] = {}
+    opened: Mapping[str, Drain] = {}
+
+
+class LiveCall(NamedTuple):
+    """A call that is not finished.
+
+    Attributes:
+        at_ms: when it became ready or was claimed, or when it is due.
+        holder: the process that claimed it.
+        claimant: the part of the process that claimed it, `PROCESS#PART`.
+    """
+
+    call: str
+    state: CallState
+    fence: int
+    failures: int
+    losses: int
+    queue: str
+    at_ms: int
+    holder: str
+    claimant: str = ""
+
+
+class Standing(NamedTuple):
+    """Whether a run goes on, and since when."""
+
+    status: RunStatus
+    since_ms: int
+
+
+class RunRecord(NamedTuple):
+    """What the ledger keeps of a run as a whole."""
+
+    run_id: str
+    status: RunStatus
+    plan: str
+    name: str
+    created_ms: int
+    ended_ms: int | None
+    error: str
+
+
+def process_of(claimant: str) -> str:
+    """The process of a claimant: claims are made as `PROCESS#PART`, so that a part can let go of its own alone."""
+    return claimant.partition("#")[0]
