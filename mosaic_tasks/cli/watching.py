@@ -85,6 +85,9 @@ def _show_run(run: Run, *, as_json: bool) -> None:
     if sent or received:
         cost = sum(node.cost_usd for node in view.nodes)
         typer.echo(f"engines: {sent} tokens in, {received} out, {cost:.4f} USD where the price is known")
+    if hits := [node for node in view.nodes if node.cached_tokens]:
+        rates = ", ".join(f"{node.name} {node.cached_tokens / node.tokens[0]:.0%}" for node in hits)
+        typer.echo(f"prompt tokens from prefix caches: {rates}")
 
 
 def events(

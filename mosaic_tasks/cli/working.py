@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -19,12 +20,28 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
+SLOTS = 256
+"""Calls at once in the async pool; engines that have no room for so many lower it."""
+DEFAULT_CLASS = "cpu"
+_CLASS = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def gpu_class(value: str | None) -> str | None:
+    """Refuses what cannot be a part of a queue's name."""
+    if value is not None and not _CLASS.fullmatch(value):
+        raise typer.BadParameter(
+            f"{value!r} is no GPU class; use small letters, digits and '-': h100, a100-80, cpu"
+        )
+    return value
+
+
 class Pool(StrEnum):
-    """How a worker runs several messages at once."""
+    """How a worker runs several calls at once."""
 
     PREFORK = "prefork"
     SOLO = "solo"
     THREADS = "threads"
+    ASYNC = "async"
 
 
 class LogLevel(StrEnum):
@@ -44,16 +61,47 @@ def worker(
             "-Q",
             metavar="A,B",
             callback=utf8,
-            help="Queues to serve. Default: mosaic.cpu and that of MOSAIC_MODEL.",
+            help="Queues to serve. Default: mosaic.cpu and that of MOSAIC_MODEL; with --model, those of the models.",
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", "-c", min=1, help="Messages at once. Default: one a processor."),
+        typer.Option(
+            "--concurrency",
+            "-c",
+            min=1,
+            help=f"Messages at once; with the async pool, calls. Default: one a processor; async: {SLOTS}.",
+        ),
     ] = None,
     pool: Annotated[
-        Pool, typer.Option("--pool", "-P", help="Processes, threads, or one at a time.")
-    ] = Pool.PREFORK,
+        Pool | None,
+        typer.Option(
+            "--pool",
+            "-P",
+            help="Processes, threads, one at a time, or one event loop for hundreds of coroutines (async). "
+            "Default: prefork; with --model: async.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="CLASS", callback=gpu_class, help="GPU class, such as h100; cpu: none."
+        ),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="SPEC",
+            help="Model to host with vLLM: its folder, its name, or a YAML file of its settings. May be repeated.",
+        ),
+    ] = None,
+    engine_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine-option", metavar="NAME=VALUE", help="Argument of vLLM's engine. May be repeated."
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +123,9 @@ def worker(
     Modules with tools are found in the current directory. Ctrl-C once: finish what runs; twice: stop at once,
     nothing is lost. Exit code 1: it ended by an error, which its log tells.
 
+    With --model it hosts models, which agents name vllm:ALIAS (the alias is the folder's name, or what the YAML file
+    says), on the queues mosaic.gpu.ALIAS and mosaic.CLASS.ALIAS. It takes calls once each model has given a token.
+
     With --json it prints one line when it is ready: name, pid, queues, pool, concurrency and server; its log, on
     stderr, has one JSON document a line.
 
@@ -82,6 +133,9 @@ def worker(
     Examples:
       mosaic worker
       mosaic worker --queues mosaic.cpu,mosaic.api.openai --concurrency 8 --pool threads
+      mosaic worker --pool async --queues mosaic.api.openai
+      mosaic worker --gpu h100 --model /models/llama-3.1-8b
+      mosaic worker --gpu cpu --model smollm2.yaml --engine-option block_size=32
       mosaic worker --json 2> worker.log
       mosaic worker -- --max-tasks-per-child 100
     """
@@ -89,10 +143,19 @@ def worker(
     from mosaic_tasks.app import app
     from mosaic_tasks.execution.process import ledger_url
 
+    served = [] if models else default_queues(os.environ.get("MOSAIC_MODEL"))
+    if models or gpu or engine_options:
+        served = _host(app, models, gpu=gpu, options=engine_options or [])
+    pool = pool or (Pool.ASYNC if models else Pool.PREFORK)
+    if models and pool is not Pool.ASYNC:
+        raise typer.BadParameter(f"a model is hosted in the async pool, not in {pool}", param_hint="--pool")
+    if pool is Pool.ASYNC:
+        app.conf.worker_pool = "mosaic_tasks.pool:TaskPool"
+        concurrency = concurrency or SLOTS
     url = ledger_url(app) or server_urls().redis_url
     connect(url).close()
     arguments = worker_arguments(
-        queues=queues.split(",") if queues else default_queues(os.environ.get("MOSAIC_MODEL")),
+        queues=queues.split(",") if queues else served,
         concurrency=concurrency,
         pool=pool,
         name=name or f"mosaic-{os.getpid()}",
@@ -103,6 +166,29 @@ def worker(
         _speak_json(app, url, pool=pool, log_level=log_level)
         arguments.insert(0, "--quiet")
     raise typer.Exit(_work(app, arguments))
+
+
+def _host(app: Celery, sources: list[str] | None, *, gpu: str | None, options: Sequence[str]) -> list[str]:
+    """Has the app's workers host models; returns the queues of these.
+
+    Raises:
+        ConfigurationError: a model's settings are of no use.
+    """
+    from mosaic_routing.queues import hosting_queues
+    from mosaic_tasks.engines.vllm.spec import ModelSpec, option
+    from mosaic_tasks.execution.hosted_models import host_models
+
+    if not sources:
+        raise typer.BadParameter("name the model that the worker is to host", param_hint="--model")
+    told = dict(option(text) for text in options)
+    specs = [ModelSpec.read(source, options=told) for source in sources]
+    aliases = [spec.alias for spec in specs]
+    if len(set(aliases)) < len(aliases):
+        raise typer.BadParameter(
+            f"two models have one alias: {', '.join(aliases)}; name it in a YAML file", param_hint="--model"
+        )
+    host_models(app, specs, gpu_class=gpu or DEFAULT_CLASS)
+    return [queue for alias in aliases for queue in hosting_queues(gpu or DEFAULT_CLASS, alias)]
 
 
 def _work(app: Celery, arguments: list[str]) -> ExitCode:
@@ -164,7 +250,8 @@ def worker_arguments(
     """The command line of `celery worker`."""
     arguments = ["worker", "--task-events", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     arguments += ["--queues", ",".join(queue.strip() for queue in queues if queue.strip())]
-    arguments += ["--pool", str(pool), "--hostname", name if "@" in name else f"{name}@%h"]
+    arguments += ["--hostname", name if "@" in name else f"{name}@%h"]
+    arguments += [] if pool == Pool.ASYNC else ["--pool", str(pool)]  # Celery knows no name for ours
     arguments += ["--loglevel", str(log_level)]
     if concurrency is not None:
         arguments += ["--concurrency", str(concurrency)]

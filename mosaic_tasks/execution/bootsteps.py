@@ -17,6 +17,7 @@ from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.transitions import INPUTS_CALL, Group
 from mosaic_tasks.definition.plan import INPUTS
+from mosaic_tasks.engines.registry import close_engines
 from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import (
@@ -52,6 +53,7 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         if hosts:
             self._host = Host(process, loop=parent.pool.loop, slots=parent.pool.slots)
             process.host = parent.pool.hosted = self._host
+            parent.pool.at_end(close_engines)
         self._sweeping = start_sweeping(
             run_recovery(process),
             namespace=process.settings.namespace,

@@ -101,7 +101,14 @@ Outcome = Value | Skip | Expand | Failure | Unrecorded
 
 def usage_of(work: Work, model: str, used: Any) -> Usage:
     """What the ledger notes of the tokens and the price that an engine told."""
-    return Usage(work.claim.call, str(model), used.input_tokens, used.output_tokens, used.cost_usd)
+    return Usage(
+        work.claim.call,
+        str(model),
+        used.input_tokens,
+        used.output_tokens,
+        used.cost_usd,
+        used.cached_tokens,
+    )
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage | None:
@@ -112,6 +119,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage | None:
     return usages[0]._replace(
         input_tokens=sum(usage.input_tokens for usage in usages),
         output_tokens=sum(usage.output_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
         cost_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
     )
 

@@ -62,6 +62,7 @@ class NodeView(NamedTuple):
     holder: str
     error: str
     tokens: tuple[int, int]
+    cached_tokens: int
     cost_usd: float
     epoch: int = 0
     grows: bool = False
@@ -193,6 +194,7 @@ class Progress:
             holder=node.holder,
             error=node.error,
             tokens=node.tokens,
+            cached_tokens=node.cached_tokens,
             cost_usd=node.cost_usd,
             epoch=node.epoch,
             grows=node.grows and node.final is None,
@@ -259,6 +261,7 @@ class Progress:
     def _redone(self, node: _Node, call: str, event: Event) -> None:
         fresh = _Node(node.plan)
         fresh.tokens, fresh.cost_usd, fresh.epoch = node.tokens, node.cost_usd, int(event.detail)
+        fresh.cached_tokens = node.cached_tokens
         self._nodes[int(call)] = fresh
         if self.closed_ms is not None:
             self.begun_ms = event.at_ms
@@ -266,6 +269,7 @@ class Progress:
 
     def _used(self, node: _Node, _call: str, event: Event) -> None:
         node.tokens = (node.tokens[0] + event.tokens[0], node.tokens[1] + event.tokens[1])
+        node.cached_tokens += event.cached_tokens
         node.cost_usd += event.cost_usd or 0.0
 
     def _closed(self, event: Event) -> list[int]:
@@ -294,6 +298,7 @@ class _Node:
         "attempts",
         "calls",
         "claimed_ms",
+        "cached_tokens",
         "cost_usd",
         "done",
         "ended_ms",
@@ -331,7 +336,7 @@ class _Node:
         self.claimed_ms: int | None = None
         self.ended_ms: int | None = None
         self.holder = self.error = ""
-        self.tokens, self.cost_usd = (0, 0), 0.0
+        self.tokens, self.cached_tokens, self.cost_usd = (0, 0), 0, 0.0
         self.epoch = 0
 
     def state(self) -> NodeState:

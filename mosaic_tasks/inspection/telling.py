@@ -90,7 +90,7 @@ def _about(event: Event) -> str:
     if event.kind == "ready":
         return f"in queue {event.detail}"
     if any(event.tokens):
-        return f"{event.detail}: {event.tokens[0]} tokens in, {event.tokens[1]} out{_cost(event)}"
+        return f"{event.detail}: {event.tokens[0]} tokens in{_cached(event)}, {event.tokens[1]} out{_cost(event)}"
     return event.detail
 
 
@@ -99,6 +99,10 @@ def _doing(event: Event, call: str) -> str:
     if not _is_mailbox(call):
         return ""
     return {"claimed": " (reads its streams)", "idle": " (waits for more)"}.get(event.kind, "")
+
+
+def _cached(event: Event) -> str:
+    return f" ({event.cached_tokens} from the prefix cache)" if event.cached_tokens else ""
 
 
 def _cost(event: Event) -> str:

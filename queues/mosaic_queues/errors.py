@@ -26,10 +26,11 @@ MosaicError
       ├── BindingError         an argument, a condition or a prompt cannot be formed from the data
       ├── CallTimeout          it ran longer than its node's timeout
       ├── CallLost             the processes that ran it died, again and again
-      └── EngineError          an inference engine could not answer
+      └── EngineError          an inference engine could not answer; another attempt may succeed
            ├── EngineOverloaded   429, 503 or a full queue: try again later
            ├── EngineRefused      fatal: bad key, unknown model, bad request
-           ├── ContextTooLong     the prompt does not fit the model
+           │    └── ContentRefused  the model, or a filter on it, declines what was asked or answered
+           ├── ContextTooLong     fatal: the prompt does not fit the model
            └── OutputInvalid      the answer does not fit the node's output schema
 """
 
@@ -199,6 +200,10 @@ class EngineRefused(EngineError):
     """Fatal: bad key, unknown model, bad request."""
 
     retryable = False
+
+
+class ContentRefused(EngineRefused):
+    """The model, or a filter on it, declines what was asked or answered."""
 
 
 class ContextTooLong(EngineError):

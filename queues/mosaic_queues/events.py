@@ -41,6 +41,7 @@ class Event(NamedTuple):
             workflow name of `opened`; model of `usage`; number of the new epoch of `redo`, whose calls are its nodes.
         pause_ms: of `retry`.
         tokens: of `usage`: input and output.
+        cached_tokens: of `usage`: so many of the input were spared by a prefix cache.
         cost_usd: of `usage`, None where the price is not known.
     """
 
@@ -52,6 +53,7 @@ class Event(NamedTuple):
     detail: str = ""
     pause_ms: int = 0
     tokens: tuple[int, int] = (0, 0)
+    cached_tokens: int = 0
     cost_usd: float | None = None
 
 
@@ -128,8 +130,16 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
         case "ready":
             return Event(event_id, at_ms, kind, tuple(raw[1]), detail=raw[2])
         case "usage":
+            _, call, model, read, written, cost, cached = raw
             return Event(
-                event_id, at_ms, kind, (raw[1],), detail=raw[2], tokens=(raw[3], raw[4]), cost_usd=raw[5]
+                event_id,
+                at_ms,
+                kind,
+                (call,),
+                detail=model,
+                tokens=(int(read), int(written)),
+                cached_tokens=int(cached),
+                cost_usd=None if cost == "" else cost,
             )
         case "expanded":
             return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))

@@ -107,7 +107,7 @@ class Ledger:
             "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in done],
             "fields": [(place, field.name, field.joins) for place, field in fields],
             "joins": joins,
-            "notes": [("usage", *usage) for usage in usages],
+            "notes": [_usage_event(usage) for usage in usages],
             "claim": claim,
             "read": read,
             "open": list(boxes.items()),
@@ -473,6 +473,11 @@ class Ledger:
         if not calls:
             return []
         return cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[2], list(calls)))
+
+
+def _usage_event(usage: Usage) -> tuple[Any, ...]:
+    """As the script takes it: Lua's lists have no holes, so an unknown price is an empty text."""
+    return ("usage", *usage._replace(cost_usd="" if usage.cost_usd is None else usage.cost_usd))  # type: ignore[arg-type]
 
 
 def _advance(answer: Any) -> Advance:

@@ -61,13 +61,15 @@ class Done(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a call used of an inference engine. `cost_usd` is None where the price is not known."""
+    """What a call used of an inference engine. `cost_usd` is None where the price is not known; of the input,
+    `cached_tokens` were spared by a prefix cache."""
 
     call: str
     model: str
     input_tokens: int
     output_tokens: int
     cost_usd: float | None
+    cached_tokens: int = 0
 
 
 class JoinStep(NamedTuple):
