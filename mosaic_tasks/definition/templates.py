@@ -215,6 +215,14 @@ class _Found:
                 yield (inner.name, *(str(_attribute(link)) for link in reversed(links)))
 
 
+@lru_cache(maxsize=1024)
+def lead(source: str) -> str:
+    """The text with which every rendering begins: what stands before the first expression."""
+    body = _parsed(source, expression=False).body
+    first = body[0].nodes[0] if body and isinstance(body[0], nodes.Output) else None
+    return first.data if isinstance(first, nodes.TemplateData) else ""
+
+
 def names_in(source: str) -> frozenset[str]:
     """The names that a template reads and does not make itself.
 

@@ -13,12 +13,12 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from redis.exceptions import RedisError
@@ -30,6 +30,7 @@ from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Ticket
 from mosaic_tasks.execution.outcomes import Outcome, Work, failure, timed_out
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
+from mosaic_tasks.execution.warming import Warmer
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +95,8 @@ class Host:
         self._ticked = self._looked = self._beat = time.monotonic()
         self._drains, self._closed = False, False
         self._quiet = threading.Event()
+        self._warmer = Warmer(self._beside)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(THREADS, "mosaic-blocking")
         self._clerk = threading.Thread(target=self._work, name="mosaic-clerk", daemon=True)
         self._clerk.start()
@@ -289,8 +292,14 @@ class Host:
 
     def _launch(self, run: HostedRun, flight: Flight) -> None:
         flight.task = self._loop.create_task(self._fly(run, flight))
+        self._warmer.while_running(run.plan, flight.work.node.number)
         if flight.ending is not None:
             flight.task.cancel()
+
+    def _beside(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)  # the loop itself does not keep it
+        task.add_done_callback(self._tasks.discard)
 
     async def _fly(self, run: HostedRun, flight: Flight) -> None:
         work = flight.work

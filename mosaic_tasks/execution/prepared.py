@@ -7,7 +7,7 @@ from functools import cached_property
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group, JoinStep, Release
-from mosaic_tasks.definition.plan import ITEM, NodePlan, Path, Plan
+from mosaic_tasks.definition.plan import ITEM, AgentPlan, NodePlan, Path, Plan
 from mosaic_tasks.definition.references import Label, label_in, path_text, prepare, refs_in
 from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
@@ -157,6 +157,10 @@ class PreparedPlan:
             path: [self.join(join) for join in joins] for path, joins in self.plan.nodes[number].announces
         }
 
+    def agents_after(self, number: int) -> list[AgentPlan]:
+        """The agents that wait for a node."""
+        return self._agents_after.get(number, [])
+
     def readers(self, stream: str) -> list[str]:
         """The mailboxes that read a stream."""
         return self._readers.get(stream, [])
@@ -170,6 +174,15 @@ class PreparedPlan:
         node, streamed = self.plan.nodes[number], self.streamed_paths(number)
         whole: list[Path] = [()] if node.publishes and node.for_each is None and () not in streamed else []
         return whole + streamed
+
+    @cached_property
+    def _agents_after(self) -> dict[int, list[AgentPlan]]:
+        after: dict[int, list[AgentPlan]] = {}
+        for node in self.plan.nodes:
+            if node.agent is not None:
+                for source in node.deps:
+                    after.setdefault(source, []).append(node.agent)
+        return after
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -15,11 +15,13 @@ log = structlog.get_logger(__name__)
 class LoopThread:
     """Attributes:
     loop: once it is started.
+    at_end: what is awaited on it before it ends.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
+        self.at_end: list[Callable[[], Awaitable[object]]] = []
         self._work: deque[Callable[[], object]] = deque()
         self._is_woken = False
         self._runs = threading.Event()
@@ -53,6 +55,8 @@ class LoopThread:
         self.loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._runs.set()
         await self._over.wait()
+        for last in self.at_end:
+            await last()
 
     def _do(self) -> None:
         self._is_woken = False  # before looking: what comes from now on wakes it again

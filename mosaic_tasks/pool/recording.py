@@ -122,6 +122,8 @@ class Recorder:
     def _send_links(self, ending: Ending) -> None:
         """Publishes what follows with the value: callbacks, groups among them each alone, and the rest of a chain."""
         context, app = ending.context, self._app
+        if not (context.callbacks or context.chain):
+            return
         inherits = app.conf.task_inherit_parent_priority
         options = {
             "parent_id": context.id,

@@ -37,7 +37,7 @@ class Steps:
             try:
                 value = yield waits_for
                 step = self._coroutine.send
-            except BaseException as error:  # noqa: BLE001  it is for the coroutine
+            except BaseException as error:
                 if self._is_forgotten:
                     self._coroutine.close()
                     raise

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,8 @@ RECORD_THREADS = 8
 """For what blocks around coroutines: results, links."""
 GRACE_S = 5.0
 """A cancelled coroutine that has not ended after so long is forgotten."""
+END_S = 30.0
+"""The loop may take so long to end what runs on it besides tasks, such as engines."""
 LOOK_S = 0.2
 """A shutdown looks so often whether it is to be a cold one."""
 
@@ -100,6 +102,10 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
     def loop(self) -> Any:
         """The asyncio loop, once the pool has started."""
         return self._loop.loop
+
+    def at_end(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Has a coroutine function awaited on the loop before that ends, when nothing else runs there any more."""
+        self._loop.at_end.append(last)
 
     def call_in_hub(self, function: Callable[[], object]) -> None:
         """Has a function called in the thread that ends requests and acknowledges messages; from any thread."""
@@ -371,7 +377,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     def _close(self) -> None:
         self._is_stopped = True
-        self._loop.stop(GRACE_S)
+        self._loop.stop(END_S)
         for threads in (self._sync, self._recording):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._caller is not None:
