@@ -1,7 +1,8 @@
 # Everything here builds .venv by itself first and leaves it alone while it is up to date.
-# Needed: make, git, and Python 3.11 or later (PYTHON=/path/to/python names a certain one).
+# Needed: make, git, and Python 3.11 or later (PYTHON=/path/to/python names a certain one). What runs a real vLLM engine
+# builds .venv-engine beside it, with Python 3.11.
 .DEFAULT_GOAL := help
-.PHONY: help env dev demo test check format bench lock clean
+.PHONY: help env dev engine demo test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 BENCHMARKS := overhead streaming
@@ -10,13 +11,15 @@ BENCHMARKS := overhead streaming
 override REPO := $(value REPO)
 override SINCE := $(value SINCE)
 override TICKETS := $(value TICKETS)
+override MODEL := $(value MODEL)
 export DEMO_REPO := $(value REPO)
 export DEMO_SINCE := $(value SINCE)
 export DEMO_TICKETS := $(value TICKETS)
+export DEMO_MODEL := $(value MODEL)
 
 help: ## this text
 	@echo "make TARGET, where TARGET is one of:"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 	@echo "Start with: make demo"
 
 env:
@@ -25,11 +28,17 @@ env:
 dev: env ## build .venv, the development environment
 	@echo "ready: .venv/bin/mosaic --help, or activate it: . .venv/bin/activate"
 
-demo: env ## the weekly report of a git repository (REPO=path SINCE='2 weeks ago' TICKETS=file; default: this clone)
+engine: ## build .venv-engine, an environment with vLLM for the CPU (2.5 GB)
+	@PYTHON="$(PYTHON)" scripts/bootstrap engine
+
+demo: env $(if $(MODEL),engine) ## the weekly report of a git repository (REPO=path SINCE='2 weeks ago' TICKETS=file MODEL=smollm2; default: this clone, no model)
 	@$(PY) scripts/demo.py
 
-test: env ## all tests (ARGS='-k name -x' goes to pytest)
+test: env ## all tests but those of a real engine (ARGS='-k name -x' goes to pytest)
 	@$(PY) -m pytest $(ARGS)
+
+test-engine: engine ## tests/engine: the tests with a real vLLM engine
+	@.venv-engine/bin/python -m pytest -o testpaths=tests/engine $(ARGS)
 
 check: env ## lint, format, types, import rules: what must hold before a commit
 	@scripts/check
@@ -45,6 +54,6 @@ bench: env ## one benchmark (NAME=overhead QUICK=1); figures go to benchmarks/ou
 lock: env ## write requirements/lock.txt anew (UPGRADE=1: with the newest versions)
 	@$(PY) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-clean: ## remove .venv, caches and outputs (not .mosaic, which holds your runs)
-	rm -rf .venv build dist out benchmarks/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the environments, caches and outputs (not .mosaic, which holds your runs)
+	rm -rf .venv .venv-engine build dist out benchmarks/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name .git -prune -o -name .mosaic -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -3,6 +3,7 @@
 Starts the Procfile's workers as processes of their own (the embedded server starts by itself), runs
 examples/weekly_report, shows its progress, prints the report, and writes it as Markdown and HTML.
 DEMO_REPO, DEMO_SINCE and DEMO_TICKETS choose repository, period and tickets, DEMO_OUT the folder of the report.
+DEMO_MODEL=smollm2 has a small model write it, on a vLLM engine for the CPU in a worker of .venv-engine.
 """
 
 from __future__ import annotations
@@ -34,8 +35,16 @@ INTERRUPTED_STOP_S = 5.0
 POOL = ("--pool", "threads")
 """The pool of the workers: processes take Celery 1.5 s longer to stop, and the demo's tools need none."""
 LOG_LINES = 15
+ENGINE = ROOT / ".venv-engine" / "bin"
+"""The programs of the environment with vLLM; `make engine` builds it."""
+ENGINE_START_S = 300.0
+LOOK_S = 0.3
 HINT = (
     "no tickets: `make demo TICKETS=file` adds what was closed, is late and comes next (Jira, GitHub or CSV)"
+)
+SMALL = (
+    "the model has 135 million parameters, so take its sentences as a test of the engine: it repeats and invents. "
+    "Figures, tables and lists are the tools' and right."
 )
 
 console = Console()
@@ -56,7 +65,12 @@ def main() -> int:
     begun = time.monotonic()
     try:
         check(**inputs())
-        with server(), workers(read_procfile(ROOT / "Procfile"), logs()):
+        commands = {name: [*words, *POOL] for name, words in read_procfile(ROOT / "Procfile").items()}
+        if model := os.environ.get("DEMO_MODEL"):
+            commands["engine"] = engine(model)
+        with server(), workers(commands, logs()) as started:
+            if model:
+                await_engine(started[-1])
             show(run(), begun)
     except KeyboardInterrupt:
         console.print("interrupted; workers and server are stopped", style="yellow")
@@ -94,6 +108,46 @@ def inputs() -> dict[str, Any]:
     return values
 
 
+def engine(model: str) -> list[str]:
+    """Provides the model, makes it the one that agents ask, and answers how the worker with its engine is started."""
+    from mosaic_queues.errors import ConfigurationError
+    from mosaic_tasks.engines import smollm2
+
+    if model != smollm2.NAME:
+        raise ConfigurationError(
+            f"MODEL is {model!r}; the one that there is for the demo is {smollm2.NAME!r}"
+        )
+    folder = smollm2.default_folder().absolute()
+    command = [str(ENGINE / "python"), "-m", smollm2.__name__, str(folder)]
+    if code := subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+        raise ConfigurationError(f"the model is not there: {shlex.join(command)} ended with {code}")
+    os.environ["MOSAIC_MODEL"] = f"vllm:{model}"
+    return [str(ENGINE / "mosaic"), "worker", "--gpu", "cpu", "--model", str(folder)]
+
+
+def await_engine(process: subprocess.Popen[bytes]) -> None:
+    """Waits until the engine's worker takes calls."""
+    from mosaic_queues.connection import connect
+    from mosaic_queues.errors import EngineError
+    from mosaic_queues.keys import Keys
+    from mosaic_queues.liveness import live_processes
+    from mosaic_queues.settings import settings
+    from mosaic_routing.queues import queue_for
+
+    queue, keys = queue_for("agent", os.environ["MOSAIC_MODEL"]), Keys(settings().namespace)
+    console.print(f"waiting for the engine, which will serve {queue}", style="dim", highlight=False)
+    deadline = time.monotonic() + ENGINE_START_S
+    with connect() as client:
+        while all(queue not in live.queues for live in live_processes(client, keys)):
+            if process.poll() is not None:
+                raise EngineError(
+                    f"the engine's worker ended with {process.returncode} before it served {queue}"
+                )
+            if time.monotonic() > deadline:
+                raise EngineError(f"the engine's worker does not serve {queue} after {ENGINE_START_S:.0f} s")
+            time.sleep(LOOK_S)
+
+
 @contextlib.contextmanager
 def server() -> Iterator[None]:
     """The embedded server, for as long as the demo runs; none when MOSAIC_REDIS_URL names another."""
@@ -126,8 +180,8 @@ def logs() -> Path:
 
 
 @contextlib.contextmanager
-def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
-    """The Procfile's processes, each in a session of its own, so that Ctrl-C reaches this script alone."""
+def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """These processes, each in a session of its own, so that Ctrl-C reaches this script alone."""
     started: list[subprocess.Popen[bytes]] = []
     wait_s = STOP_S
     try:
@@ -135,7 +189,7 @@ def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
             with (directory / f"{name}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(
-                        [*command, *POOL],
+                        command,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -143,7 +197,7 @@ def workers(commands: dict[str, list[str]], directory: Path) -> Iterator[None]:
                     )
                 )
         console.print(f"started {', '.join(commands)}; their logs are in {directory}", style="dim")
-        yield
+        yield started
     except KeyboardInterrupt:
         wait_s = INTERRUPTED_STOP_S
         raise
@@ -207,6 +261,8 @@ def show(report: dict[str, Any], begun: float) -> None:
     console.print(Markdown(report["markdown"]))
     seconds = time.monotonic() - begun
     console.print(f"\nwritten in {seconds:.1f} s: {markdown} and {page}", highlight=False, soft_wrap=True)
+    if os.environ.get("DEMO_MODEL"):
+        console.print(SMALL, style="dim", highlight=False, soft_wrap=True)
     if not os.environ.get("DEMO_TICKETS"):
         console.print(HINT, style="dim", highlight=False, soft_wrap=True)
 
