@@ -39,6 +39,10 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         model: name of the model inside the engine, without the engine's own name.
         output_schema: a JSON Schema that the text shall fit, or None for free text.
         max_tokens: the answer, `prefix` included, is cut there, with finish reason `length`.
+        top_p: only the likeliest tokens that together have this probability are drawn from.
+        logprobs: ask for the log-probability of each token of the answer; engines without them give none.
+        priority: 0 is the most urgent, as in Celery; an engine that orders its requests goes by it.
+        adapter: name of a LoRA adapter on the model, where the engine hosts it.
         timeout_s: for the whole answer, retries included; past it the engine raises `CallTimeout`.
         metadata: labels for logs and traces; not sent to the model. `replay` is the key of a recorded answer.
         prefix: what an earlier attempt generated of this answer; only for an engine that `continues`, which then
@@ -52,6 +56,10 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_p: float | None = None
+    logprobs: bool = False
+    priority: int = 0
+    adapter: str = ""
     timeout_s: float | None = None
     metadata: dict[str, str] = {}
     prefix: str = ""
@@ -62,6 +70,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     Attributes:
         cost_usd: None where the model's price is not known.
+        cached_tokens: those of the input whose work was spared by a prefix cache.
         estimated: the tokens were counted by `approx_tokens`, since nobody told them.
     """
 
@@ -69,6 +78,7 @@ class Usage(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     cost_usd: float | None = None
     estimated: bool = False
+    cached_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """The usage of both; the cost is None where one of them is."""
@@ -78,6 +88,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.output_tokens + other.output_tokens,
             (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
             self.estimated or other.estimated,
+            self.cached_tokens + other.cached_tokens,
         )
 
 
@@ -88,10 +99,15 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The last event of every stream."""
+    """The last event of every stream.
+
+    Attributes:
+        logprobs: natural logarithm of each generated token's probability, where they were asked for.
+    """
 
     reason: FinishReason
     usage: Usage
+    logprobs: tuple[float, ...] = ()
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -101,6 +117,33 @@ class Completion(msgspec.Struct, frozen=True):
     usage: Usage
     finish_reason: FinishReason
     reasoning: str = ""
+    logprobs: tuple[float, ...] = ()
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """What a hosted engine does at the moment; rates and means are those of the last seconds.
+
+    Attributes:
+        running: requests that are in its batch.
+        waiting: requests that it took and has not begun.
+        slots: how many more requests fit without any having to wait or to be preempted.
+        kv_use: part of its KV cache that is in use, 0 to 1.
+        ttft_s: mean time to the first token; 0 where none came.
+        inter_token_s: mean time between two tokens of an answer.
+        prefix_hits: part of the prompt tokens that its prefix cache knew, 0 to 1.
+        preempted: how often it had to take a request out of its batch again, since its start.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    kv_use: float = 0.0
+    prompt_tokens_s: float = 0.0
+    generated_tokens_s: float = 0.0
+    ttft_s: float = 0.0
+    inter_token_s: float = 0.0
+    prefix_hits: float = 0.0
+    preempted: int = 0
 
 
 Events = AsyncGenerator[TextDelta | Finished, None]
@@ -155,7 +198,8 @@ async def complete(
         async for event in events:
             if isinstance(event, Finished):
                 hear(reader.close())
-                return Completion("".join(pieces), event.usage, event.reason, "".join(thoughts))
+                text, thought = "".join(pieces), "".join(thoughts)
+                return Completion(text, event.usage, event.reason, thought, event.logprobs)
             hear(Parted(event.text, "") if request.prefix else reader.feed(event.text))
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
 

@@ -1,6 +1,7 @@
-"""Which engine answers for a model: `openai:<name>`, `replay:<file>`, `extractive`.
+"""Which engine answers for a model: `openai:<name>`, `replay:<file>`, `vllm:<alias>`, `extractive`.
 
-Connection pools belong to an event loop, so there is one instance of an engine per process and loop.
+Connection pools belong to an event loop, so there is one instance of an engine per process and loop. Those of `vllm`
+are not made here: a worker starts them and says that it hosts them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from mosaic_queues.errors import EngineRefused
+from mosaic_queues.errors import ConfigurationError, EngineRefused
 from mosaic_tasks.engines.extractive import ExtractiveEngine
 from mosaic_tasks.engines.protocol import Engine
 from mosaic_tasks.engines.replay import ReplayEngine
@@ -32,10 +33,14 @@ _FACTORIES: dict[str, Callable[[], Engine]] = {
     "openai": _openai,
     "replay": ReplayEngine,
 }
-_NEEDED = {"openai": "model", "replay": "file"}
+_HOSTED = "vllm"
+"""The engine that exists only where `host` said so."""
+_NEEDED = {"openai": "model", "replay": "file", _HOSTED: "model"}
 """What has to be named after the colon."""
+_KNOWN = frozenset({*_FACTORIES, _HOSTED})
 
 _engines: dict[asyncio.AbstractEventLoop, dict[str, Engine]] = {}
+"""By the name of an engine, or by the whole model's where it is hosted."""
 _lock = threading.Lock()
 
 
@@ -62,7 +67,7 @@ def model_name(model: str | None = None) -> ModelName:
     """
     wanted = configured(model)
     engine, _, name = wanted.partition(":")
-    if engine not in _FACTORIES:
+    if engine not in _KNOWN:
         raise EngineRefused(_unknown(wanted, engine))
     if (needed := _NEEDED.get(engine)) and not name:
         raise EngineRefused(f"model {wanted!r} names no {needed}; write '{engine}:<name of the {needed}>'")
@@ -73,18 +78,38 @@ def engine_for(model: str | None = None) -> Engine:
     """The engine for `model` in the running event loop; close it by `close_engines`.
 
     Raises:
-        EngineRefused: no engine has that name, or it lacks its key.
+        EngineRefused: no engine has that name, it lacks its key, or this worker does not host it.
         ConfigurationError: a setting of that engine has no usable value.
         RuntimeError: no event loop runs.
     """
-    scheme = model_name(model).engine
+    wanted = model_name(model)
+    scheme = str(wanted) if wanted.engine == _HOSTED else wanted.engine
     loop = asyncio.get_running_loop()
     with _lock:
         _forget_closed_loops()
         engines = _engines.setdefault(loop, {})
         if scheme not in engines:
+            if wanted.engine == _HOSTED:
+                raise EngineRefused(_not_hosted(wanted))
             engines[scheme] = _FACTORIES[scheme]()
         return engines[scheme]
+
+
+def host(engine: Engine, alias: str) -> None:
+    """Makes `engine` answer for `vllm:ALIAS` on the running event loop; `close_engines` closes it too.
+
+    Raises:
+        ConfigurationError: another engine does already.
+        RuntimeError: no event loop runs.
+    """
+    loop = asyncio.get_running_loop()
+    with _lock:
+        _forget_closed_loops()
+        hosted = _engines.setdefault(loop, {})
+        if hosted.setdefault(str(ModelName(_HOSTED, alias)), engine) is not engine:
+            raise ConfigurationError(
+                f"two models are called {alias!r}; give one of them another alias in its spec"
+            )
 
 
 async def close_engines() -> None:
@@ -100,10 +125,17 @@ def _forget_closed_loops() -> None:
         del _engines[loop]
 
 
+def _not_hosted(wanted: ModelName) -> str:
+    return (
+        f"this worker does not host the model {str(wanted)!r}; start one that does with: "
+        f"mosaic worker --gpu <class> --model <its folder, name or spec, with the alias {wanted.name!r}>"
+    )
+
+
 def _unknown(wanted: str, engine: str) -> str:
     known = ", ".join(
-        f"'{name}:<{_NEEDED[name]}>'" if name in _NEEDED else repr(name) for name in sorted(_FACTORIES)
+        f"'{name}:<{_NEEDED[name]}>'" if name in _NEEDED else repr(name) for name in sorted(_KNOWN)
     )
-    near = get_close_matches(engine, _FACTORIES, n=1)
+    near = get_close_matches(engine, _KNOWN, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"no engine is called {engine!r} (model {wanted!r}); known: {known}{hint}"

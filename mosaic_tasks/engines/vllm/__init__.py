@@ -1,0 +1,1 @@
+"""vLLM inside a worker: what a model is, the engine, and who watches it. vLLM is imported when one starts."""

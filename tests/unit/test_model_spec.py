@@ -1,0 +1,444 @@
+"""Model specs, what is told of a model's folder before vLLM starts, and how many requests fit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import struct
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mosaic_queues.errors import ConfigurationError, EngineRefused
+from mosaic_tasks.engines.extractive import ExtractiveEngine
+from mosaic_tasks.engines.registry import close_engines, engine_for, host, model_name
+from mosaic_tasks.engines.vllm.arguments import engine_arguments, prepare_environment
+from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
+from mosaic_tasks.engines.vllm.journal import Journal
+from mosaic_tasks.engines.vllm.meter import WINDOW_S, Meter, expected_tokens, free_slots
+from mosaic_tasks.engines.vllm.room import planned
+from mosaic_tasks.engines.vllm.spec import ModelSpec, check_options, option
+from mosaic_tasks.engines.vllm.supervisor import Supervision, pause_s
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
+    """A safetensors file of zeros, of one byte each."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = shape[0] * shape[1]
+        header[name] = {"dtype": "I8", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    told = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(told)) + told + bytes(end))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    write_tensors(folder / "model.safetensors", {f"{LAYER}.weight": (16, 8)})
+    return folder
+
+
+def adapter(folder: Path, *, inputs: int = 8, outputs: int = 16, layer: str = LAYER) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "somebody/other"}')
+    name = f"base_model.model.{layer}"
+    tensors = {f"{name}.lora_A.weight": (4, inputs), f"{name}.lora_B.weight": (outputs, 4)}
+    write_tensors(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
+class TestSpec:
+    def test_a_folder_gives_its_name_as_alias(self, model: Path) -> None:
+        spec = ModelSpec.read(str(model))
+        assert (spec.alias, spec.folder) == ("tiny", model)
+
+    def test_a_name_is_no_folder(self) -> None:
+        spec = ModelSpec.read("some-team/Small Model-1.5B")
+        assert (spec.alias, spec.folder) == ("Small-Model-1.5B", None)
+
+    def test_a_file_gives_all_fields_and_the_arguments_come_on_top(self, tmp_path: Path) -> None:
+        path = tmp_path / "small.yaml"
+        path.write_text("model: team/small\nmax_length: 4096\noptions: {block_size: 32, seed: 1}\n")
+        spec = ModelSpec.read(str(path), options={"block_size": 64})
+        assert (spec.alias, spec.max_length, spec.options) == ("small", 4096, {"block_size": 64, "seed": 1})
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("model: m\nadaptors: {}", r"small\.yaml', field 'adaptors': .*did you mean 'adapters'\?"),
+            ("model: m\nmax_lenght: 5", r"field 'max_lenght': .*did you mean 'max_length'\?"),
+            ("model: m\nblock_size: 5", r"field 'block_size': .*belongs under 'options'"),
+            ("model: m\ntensor_parallel: 0", r"field 'tensor_parallel': .*greater than or equal to 1"),
+            ("model: m\nalias: 'a b'", r"field 'alias': 'a b' is no alias; use letters"),
+            ("model: m\noptions: {max_model_len: 5}", r"'max_model_len' is set by the field 'max_length'"),
+            ("model: m\ngpus: [0, 1]", r"tensor_parallel 1 needs as many gpus, but \[0, 1\] are named"),
+            ("model: m\ntensor_parallel: 2\ngpus: [1, 1]", r"gpus \[1, 1\] names one twice"),
+            ("dtype: auto", r"field 'model': Field required"),
+            ("- a list", r"holds no fields; write at least 'model: <path or name>'"),
+            ("model: [", r"is not YAML"),
+        ],
+    )
+    def test_a_file_that_is_wrong_is_told_with_file_and_field(
+        self, tmp_path: Path, text: str, told: str
+    ) -> None:
+        path = tmp_path / "small.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=told):
+            ModelSpec.read(str(path))
+
+    def test_a_file_that_is_not_there_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"none\.yaml' cannot be read: No such file"):
+            ModelSpec.read(str(tmp_path / "none.yaml"))
+
+
+class TestOptions:
+    def test_values_are_read_as_yaml(self) -> None:
+        texts = ("block-size=32", "seed=0", "enforce_eager=true", "served=a=b", "hf_overrides={a: 1}")
+        assert dict(option(text) for text in texts) == {
+            "block_size": 32,
+            "seed": 0,
+            "enforce_eager": True,
+            "served": "a=b",
+            "hf_overrides": {"a": 1},
+        }
+
+    @pytest.mark.parametrize("text", ["block_size", "=32", ""])
+    def test_another_form_is_refused(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match="not of the form name=value"):
+            option(text)
+
+    def test_a_value_that_is_not_yaml_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'a=\{' cannot be read"):
+            option("a={")
+
+    def test_the_nearest_argument_is_suggested(self) -> None:
+        known = frozenset({"block_size", "swap_space"})
+        check_options({"block_size": 1}, known)
+        with pytest.raises(
+            ConfigurationError, match="no engine argument 'blok_size'; did you mean 'block_size'"
+        ):
+            check_options({"blok_size": 1}, known)
+
+
+class TestFolder:
+    def test_a_whole_folder_passes(self, model: Path) -> None:
+        assert check_model(model) == {"model_type": "llama"}
+
+    def test_a_path_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"there is no model folder .*none'; correct the path"):
+            check_model(tmp_path / "none")
+
+    def test_a_file(self, model: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"config\.json' is a file; give the model's folder"):
+            check_model(model / "config.json")
+
+    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").touch()
+        with pytest.raises(ConfigurationError, match=r"no config\.json \(it holds notes\.txt\)"):
+            check_model(tmp_path)
+
+    @pytest.mark.parametrize(("text", "told"), [("{", "is corrupt"), ("[]", "holds no JSON object")])
+    def test_a_corrupt_configuration(self, model: Path, text: str, told: str) -> None:
+        (model / "config.json").write_text(text)
+        with pytest.raises(
+            ConfigurationError, match=rf"config\.json' is corrupt: .*{told if text == '[]' else ''}"
+        ):
+            check_model(model)
+
+    def test_no_weights(self, model: Path) -> None:
+        (model / "model.safetensors").unlink()
+        with pytest.raises(ConfigurationError, match="holds no weights"):
+            check_model(model)
+
+    def test_weights_that_are_cut_off(self, model: Path) -> None:
+        path = model / "model.safetensors"
+        os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(
+            ConfigurationError, match=r"are corrupt: [0-9,]+ bytes, where the header says [0-9,]+"
+        ):
+            check_model(model)
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"abc", b"<html>not found</html>", struct.pack("<Q", 4) + b"abcd"]
+    )
+    def test_weights_that_are_none(self, model: Path, content: bytes) -> None:
+        (model / "model.safetensors").write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"model\.safetensors' are corrupt"):
+            check_model(model)
+
+    def test_a_shard_that_is_missing(self, model: Path) -> None:
+        index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ConfigurationError, match=r"lacks 'model-2\.safetensors', which its index names"):
+            check_model(model)
+
+
+class TestAdapter:
+    def test_one_that_fits(self, model: Path, tmp_path: Path) -> None:
+        assert check_adapter("tone", adapter(tmp_path / "tone"), model) == 4
+
+    def test_nothing_is_compared_with_a_model_that_is_not_here(self, tmp_path: Path) -> None:
+        assert check_adapter("tone", adapter(tmp_path / "tone", inputs=99), None) == 4
+
+    @pytest.mark.parametrize(
+        ("other", "told"),
+        [
+            ({"inputs": 32}, "has 8 inputs there, 32 in the adapter"),
+            ({"outputs": 32}, "has 16 outputs there, 32 in the adapter"),
+            (
+                {"layer": "model.layers.9.self_attn.q_proj"},
+                "that has no layer 'model.layers.9.self_attn.q_proj'",
+            ),
+        ],
+    )
+    def test_one_for_another_base(
+        self, model: Path, tmp_path: Path, other: dict[str, Any], told: str
+    ) -> None:
+        folder = adapter(tmp_path / "tone", **other)
+        with pytest.raises(ConfigurationError, match=rf"'tone' .* another model .*{told}.*'somebody/other'"):
+            check_adapter("tone", folder, model)
+
+    def test_a_folder_of_something_else(self, model: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"no adapter folder: it has no adapter_config\.json"):
+            check_adapter("tone", model, model)
+
+    def test_an_adapter_of_another_kind(self, model: Path, tmp_path: Path) -> None:
+        folder = adapter(tmp_path / "tone")
+        (folder / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING"}')
+        with pytest.raises(ConfigurationError, match="says no rank 'r'"):
+            check_adapter("tone", folder, model)
+
+
+class TestArguments:
+    def test_only_what_is_said_is_given(self) -> None:
+        arguments = engine_arguments(ModelSpec(model="team/small"), cpu=False)
+        assert arguments == {
+            "model": "team/small",
+            "dtype": "auto",
+            "tensor_parallel_size": 1,
+            "scheduling_policy": "priority",
+            "disable_log_stats": True,
+        }
+
+    def test_a_processor_without_gpu_needs_more(self) -> None:
+        arguments = engine_arguments(ModelSpec(model="team/small"), cpu=True)
+        assert arguments["dtype"] == "float32"
+        assert arguments["enforce_eager"] is True
+        assert arguments["kv_cache_memory_bytes"] == 1 << 30
+
+    def test_the_options_win(self) -> None:
+        spec = ModelSpec(model="team/small", options={"scheduling_policy": "fcfs", "enforce_eager": False})
+        arguments = engine_arguments(spec, cpu=True)
+        assert (arguments["scheduling_policy"], arguments["enforce_eager"]) == ("fcfs", False)
+
+    def test_memory_is_a_share_of_the_gpu(self) -> None:
+        spec = ModelSpec(model="team/small", memory_gb=20, gpus=(3,))
+        arguments = engine_arguments(spec, cpu=False, gpu_gb=80.0)
+        assert (arguments["gpu_memory_utilization"], arguments["device_ids"]) == (0.25, [3])
+
+    def test_more_memory_than_there_is(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"memory_gb 100 is more than the GPU has \(80\.0 GiB\)"):
+            engine_arguments(ModelSpec(model="team/small", memory_gb=100), cpu=False, gpu_gb=80.0)
+
+    def test_adapters_get_room_for_the_largest_rank(self) -> None:
+        spec = ModelSpec(model="team/small", adapters={"a": Path("a"), "b": Path("b")})
+        arguments = engine_arguments(spec, cpu=False, lora_rank=12)
+        assert {name: arguments[name] for name in ("enable_lora", "max_loras", "max_lora_rank")} == {
+            "enable_lora": True,
+            "max_loras": 2,
+            "max_lora_rank": 16,
+        }
+        with pytest.raises(ConfigurationError, match="rank 1000; vLLM takes 512 at most"):
+            engine_arguments(spec, cpu=False, lora_rank=1000)
+
+    def test_what_the_user_set_in_the_environment_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = dict(os.environ)
+        monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+        try:
+            prepare_environment(ModelSpec(model="/models/tiny"), cpu=True)
+            assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+            assert os.environ["HF_HUB_OFFLINE"] == "1"
+            assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        finally:
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+
+
+class TestRoom:
+    def test_the_largest_length_that_fits_is_told(self) -> None:
+        spec = ModelSpec(model="team/large")
+        found = planned(spec, LLAMA, free_bytes=20 << 30, cache_bytes=None, dtype="bfloat16")
+        assert not found.fits
+        assert "the largest length that would fit" in found.message
+
+    def test_a_cache_that_is_set_bounds_what_is_available(self) -> None:
+        spec = ModelSpec(model="team/large", max_length=8192)
+        ample = planned(spec, LLAMA, free_bytes=80 << 30, cache_bytes=2 << 30, dtype="bfloat16")
+        small = planned(spec, LLAMA, free_bytes=80 << 30, cache_bytes=1 << 29, dtype="bfloat16")
+        assert (ample.fits, small.fits) == (True, False)
+
+
+def step(*, generated: int = 0, preempted: int = 0) -> SimpleNamespace:
+    """What vLLM tells of a step."""
+    return SimpleNamespace(
+        num_prompt_tokens=10,
+        num_generation_tokens=generated,
+        time_to_first_tokens_iter=[0.2],
+        inter_token_latencies_iter=[0.01, 0.03],
+        num_preempted_reqs=preempted,
+    )
+
+
+def scheduled(*, running: int = 0, waiting: int = 0, kv_use: float = 0.0) -> SimpleNamespace:
+    """What vLLM tells of its queue."""
+    return SimpleNamespace(
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        num_skipped_waiting_reqs=0,
+        kv_cache_usage=kv_use,
+        prefix_cache_stats=SimpleNamespace(queries=100, hits=25),
+    )
+
+
+class TestMeter:
+    def test_rates_are_those_of_the_last_seconds(self) -> None:
+        now = 100.0
+        meter = Meter(now=lambda: now)
+        room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 8, "longest": 512}
+        now += 10
+        for _ in range(5):
+            meter.record(scheduled(running=2, waiting=1, kv_use=0.5), step(generated=20))
+        busy = meter.load(taken=3, **room)
+        assert (busy.running, busy.waiting, busy.kv_use) == (2, 1, 0.5)
+        assert [meter.load(taken=taken, **room).waiting for taken in (1, 2, 9)] == [0, 0, 7]
+        assert busy.generated_tokens_s == pytest.approx(5 * 20 / WINDOW_S)
+        assert busy.prompt_tokens_s == pytest.approx(5 * 10 / WINDOW_S)
+        assert (busy.ttft_s, busy.inter_token_s) == (pytest.approx(0.2), pytest.approx(0.02))
+        assert busy.prefix_hits == 0.25
+        now += WINDOW_S + 1
+        idle = meter.load(taken=0, **room)
+        assert (idle.running, idle.kv_use, idle.generated_tokens_s, idle.ttft_s) == (0, 0.0, 0.0, 0.0)
+
+    def test_the_lengths_of_what_finished_make_the_slots(self) -> None:
+        meter = Meter()
+        room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 64, "longest": 800}
+        assert meter.load(taken=0, **room).slots == 2  # 800 tokens each, while nothing is known
+        meter.record(scheduled(), step(preempted=2))
+        for _ in range(2):
+            meter.finished(160)
+        assert meter.load(taken=0, **room).slots == 10
+        assert meter.load(taken=0, **room).preempted == 2
+
+
+class TestSlots:
+    def test_the_longest_request_of_an_empty_engine_is_taken(self) -> None:
+        assert free_slots(blocks=4, block_tokens=16, kv_use=0, taken=0, expected_tokens=1000, most=8) == 1
+
+    @given(
+        blocks=st.integers(1, 10_000),
+        taken=st.integers(0, 500),
+        kv_use=st.floats(0, 1),
+        expected=st.floats(1, 100_000),
+        most=st.integers(1, 500),
+    )
+    def test_what_is_taken_fits(
+        self, blocks: int, taken: int, kv_use: float, expected: float, most: int
+    ) -> None:
+        slots = free_slots(
+            blocks=blocks, block_tokens=16, kv_use=kv_use, taken=taken, expected_tokens=expected, most=most
+        )
+        assert 0 <= slots <= most
+        assert taken + slots <= max(most, taken)
+        if slots > 1 or (slots and taken):
+            assert (taken + slots) * expected <= blocks * 16
+
+    def test_spread_counts(self) -> None:
+        assert expected_tokens(deque([100, 100]), longest=1000) == 100
+        assert expected_tokens(deque([50, 150]), longest=1000) == 150
+        assert expected_tokens(deque([50, 150]), longest=120) == 120
+        assert expected_tokens(deque(), longest=10_000) == 1024
+
+
+class TestPauses:
+    def test_they_double_up_to_the_longest(self) -> None:
+        policy = Supervision(base_s=1, max_s=10)
+        assert [pause_s(deaths, policy, share=1) for deaths in (1, 2, 3, 4, 5)] == [1, 2, 4, 8, 10]
+
+    def test_half_is_chance(self) -> None:
+        policy = Supervision(base_s=4)
+        drawn = [pause_s(1, policy, share=random.random()) for _ in range(50)]
+        assert all(2 <= pause <= 4 for pause in drawn)
+        assert len(set(drawn)) > 1
+
+
+class TestJournal:
+    def test_phases_come_once_and_the_first_cause_counts(self) -> None:
+        journal = Journal()
+        path = Path(str(journal.configuration)).with_name("log")
+        path.write_text("INFO Starting to load model /m...\nINFO Starting to load model /m...\n")
+        assert journal.phases() == ["loading weights"]
+        with path.open("a") as log:
+            log.write("ERROR EngineCore failed to start.\nTraceback (most recent call last):\n")
+            log.write(
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n\nDuring handling...\n"
+            )
+            log.write("RuntimeError: Engine core initialization failed.\n")
+        assert journal.phases() == []
+        assert journal.cause() == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+        journal.close()
+        assert not path.parent.exists()
+
+    def test_a_user_who_configures_logging_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "0")
+        journal = Journal()
+        assert journal.configuration is None
+        journal.close()
+
+
+class TestHosting:
+    def test_a_hosted_engine_answers_for_its_alias_on_its_loop(self) -> None:
+        async def hosted() -> None:
+            engine = ExtractiveEngine()
+            host(engine, "tiny")
+            host(engine, "tiny")
+            assert engine_for("vllm:tiny") is engine
+            with pytest.raises(ConfigurationError, match="two models are called 'tiny'"):
+                host(ExtractiveEngine(), "tiny")
+            with pytest.raises(EngineRefused, match=r"'vllm:other'; start one .*mosaic worker --gpu"):
+                engine_for("vllm:other")
+            await close_engines()
+            with pytest.raises(EngineRefused, match="does not host the model 'vllm:tiny'"):
+                engine_for("vllm:tiny")
+
+        asyncio.run(hosted())
+
+    def test_the_name_is_known_everywhere(self) -> None:
+        assert str(model_name("vllm:tiny")) == "vllm:tiny"
+        with pytest.raises(EngineRefused, match="names no model"):
+            model_name("vllm")
