@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ from mosaic_queues.server import server_binary
 
 READY_S = 30.0
 STOP_S = 15.0
-Pool = Literal["solo", "prefork", "threads"]
+Pool = Literal["solo", "prefork", "threads", "async"]
+ASYNC_POOL = "mosaic_tasks.pool:TaskPool"
 
 
 def missing(what: str) -> NoReturn:
@@ -149,6 +151,7 @@ class Worker:
         self._lines: list[str] = []
         self._consumes = False
         self._settled = threading.Event()
+        self._printed = threading.Condition()
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -168,7 +171,9 @@ class Worker:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                self._lines.append(line)
+                with self._printed:
+                    self._lines.append(line)
+                    self._printed.notify_all()
                 if line.rstrip().endswith(" ready."):
                     self._consumes = True
                     self._settled.set()
@@ -194,6 +199,16 @@ class Worker:
         if not (self._settled.wait(timeout_s) and self._consumes):
             pytest.fail(f"the worker {self.name!r} is not ready; it printed:\n{self.log}", pytrace=False)
         return self
+
+    def wait_said(self, what: str, timeout_s: float = READY_S) -> None:
+        """Wait until it has printed something; fail the test when it ended or does not within the time."""
+        deadline = time.monotonic() + timeout_s
+        with self._printed:
+            while what not in self.log:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._reader.is_alive():
+                    pytest.fail(f"the worker {self.name!r} did not say {what!r}:\n{self.log}", pytrace=False)
+                self._printed.wait(left_s)
 
     def wait(self, timeout_s: float = STOP_S) -> int:
         """Wait until its main process ended, and answer how."""
@@ -250,7 +265,14 @@ class Workers:
         """
         name = f"w{len(self._started)}-{os.getpid()}@localhost"
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "--hostname", name]
-        command += ["--queues", ",".join(queues), "--pool", pool, "--concurrency", str(concurrency)]
+        command += [
+            "--queues",
+            ",".join(queues),
+            "--pool",
+            "custom" if pool == "async" else pool,
+            "--concurrency",
+            str(concurrency),
+        ]
         command += [
             "--loglevel",
             "INFO",
@@ -269,6 +291,7 @@ class Workers:
             "PYTHONUNBUFFERED": "1",
             "MOSAIC_REDIS_URL": self._urls.redis_url,
             "MOSAIC_HOME": str(self._directory / "home"),
+            "CELERY_CUSTOM_WORKER_POOL": ASYNC_POOL,
         }
         return {**os.environ, **ours, **more}
 

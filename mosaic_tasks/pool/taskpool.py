@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 from billiard.einfo import ExceptionInfo
@@ -73,6 +73,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self.slots = Slots(limit or 1, on_free=self._bridge.wake)
         super().__init__(limit or 1, *args, **options)
         self.hosted: Hosted | None = None
+        _app, self._hostname = self.options.get("initargs") or (None, gethostname())
         self._jobs: set[Job] = set()
         self._waiting: deque[Job] = deque()
         self._tracers: dict[str, tuple[Any, Tracer | None]] = {}
@@ -184,7 +185,16 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     def on_stop(self) -> None:
         """Warm shutdown: all that runs ends and is acknowledged; or a cold one, when that was asked for."""
-        self._shut_down(None)
+        if self._is_stopped:
+            return
+        if not _is_cold():
+            self._drain(None)
+        if self._is_stopped:  # a signal's handler made it a cold one meanwhile
+            return
+        if _is_cold():
+            self._abandon()
+        else:
+            self._close()
 
     def on_terminate(self) -> None:
         """Cold shutdown: what runs is cancelled, and its messages go back to their queues."""
@@ -233,7 +243,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         known = self._tracers.get(name)
         if known is None or known[0] is not task:
             on_loop = runs_on_loop(task)
-            tracer = Tracer(task, threads=self._recording, hostname=gethostname()) if on_loop else None
+            tracer = Tracer(task, threads=self._recording, hostname=self._hostname) if on_loop else None
             known = self._tracers[name] = task, tracer
         return known[1]
 
@@ -327,30 +337,27 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     # -- shutting down -------------------------------------------------------------------------------------------------
 
-    def _shut_down(self, timeout_s: float | None) -> None:
-        if self._is_stopped:
-            return
-        if not _is_cold():
-            self._drain(timeout_s)
-        if self._is_stopped:  # a signal asked for a cold one meanwhile
-            return
-        if _is_cold():
-            self._abandon()
-        else:
-            self._close()
-
     def _drain(self, timeout_s: float | None) -> None:
         """Waits until all that runs is over, or the time is, or the shutdown becomes a cold one."""
         self._is_draining = True
         self.flush()
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        rest = self._recording.submit(self.hosted.drain, timeout_s) if self.hosted else None
+        rest = self._recording.submit(self._tell_hosted, "drain", timeout_s) if self.hosted else None
         while self._jobs or (rest is not None and not rest.done()):
             self._bridge.wait(LOOK_S)
             if _is_cold() or self._is_stopped or (until is not None and time.monotonic() > until):
                 return
             self._pump_safely()
         self._pump_safely()
+
+    def _tell_hosted(self, what: Literal["drain", "abandon"], *arguments: Any) -> None:
+        try:
+            if self.hosted is not None:
+                getattr(self.hosted, what)(*arguments)
+        except Exception:
+            log.exception(
+                "pool.hosted", what=f"what else runs on the loop failed to {what}; the worker ends anyway"
+            )
 
     def _drain_softly(self) -> None:
         """A cold shutdown's `worker_soft_shutdown_timeout`; over as soon as nothing runs."""
@@ -367,8 +374,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._pump_safely()
         for job in list(self._jobs):
             self._stop_job(job)
-        if self.hosted is not None:
-            self.hosted.abandon()
+        self._tell_hosted("abandon")
         until = time.monotonic() + GRACE_S
         while any(job.task is not None for job in self._jobs) and time.monotonic() < until:
             self._bridge.wait(LOOK_S)

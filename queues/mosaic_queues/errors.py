@@ -26,6 +26,7 @@ MosaicError
       ├── BindingError         an argument, a condition or a prompt cannot be formed from the data
       ├── CallTimeout          it ran longer than its node's timeout
       ├── CallLost             the processes that ran it died, again and again
+      ├── CallRevoked          somebody revoked it
       └── EngineError          an inference engine could not answer; another attempt may succeed
            ├── EngineOverloaded   429, 503 or a full queue: try again later
            ├── EngineRefused      fatal: bad key, unknown model, bad request
@@ -126,15 +127,19 @@ class InputError(MosaicError):
 
 
 class NoWorker(MosaicError):
-    """Nobody serves a queue that a run waits for. The run stays queued."""
+    """Nobody serves a queue that a run waits for. The run stays queued.
 
-    def __init__(self, queues: list[str], *, run_id: str) -> None:
+    Args:
+        start: the command that starts a worker for these queues.
+    """
+
+    def __init__(self, queues: list[str], *, run_id: str, start: str) -> None:
         self.queues = queues
         self.run_id = run_id
         names = ", ".join(repr(queue) for queue in queues)
         super().__init__(
             f"no worker serves the queue{'s' if len(queues) > 1 else ''} {names}, so run {run_id} waits; "
-            f"start one with: mosaic worker --queues {','.join(queues)}"
+            f"start one with: {start}"
         )
 
 
@@ -176,6 +181,12 @@ class CallTimeout(CallError):
 
 class CallLost(CallError):
     """The processes that ran the call died, again and again."""
+
+    retryable = False
+
+
+class CallRevoked(CallError):
+    """Somebody revoked the call: by Celery's `revoke`, or in Flower."""
 
     retryable = False
 

@@ -29,6 +29,9 @@ CONSUME_TASK = "mosaic.consume"
 _TASKS = {f".{CLOSE}": CLOSE_TASK, f".{MAILBOX}": CONSUME_TASK}
 """By the end of a call's id; every other call is a `mosaic.call`."""
 
+WEIGHT_HEADER = "slots"
+"""Header of a message that takes more than one slot of a worker that runs calls together: how many."""
+
 BatchSize = Callable[[str, Sequence[str]], int]
 """How many of these calls, in this queue, one message may carry."""
 
@@ -151,12 +154,15 @@ class Outbox:
             origin="mosaic",
             **group,
         )
+        headers = {**message.headers, "sent_at": sent_at}
+        if len(calls) > 1:
+            headers[WEIGHT_HEADER] = len(calls)
         producer.publish(
             message.body,
             exchange="",
             routing_key=queue,
             serializer="json",
-            headers={**message.headers, "sent_at": sent_at},
+            headers=headers,
             priority=priority,
             retry=True,
             retry_policy=_RETRY,

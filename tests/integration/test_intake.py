@@ -1,0 +1,144 @@
+"""A consumer's channel takes as much as there is room for, in one trip, and gives back what it did not deliver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Queue
+from kombu.message import Message
+from redis import Redis
+
+from mosaic_queues.intake import Intake, install_intake, weight_of
+
+pytestmark = pytest.mark.integration
+
+
+class Taker:
+    """A consumer of the queues `a` and `b` that keeps what it gets."""
+
+    def __init__(self, connection: Any, *, room: int) -> None:
+        self.room = room
+        self.got: list[Message] = []
+        self.channel = connection.channel()
+        intake = install_intake(self.channel, self._free)
+        assert intake is not None
+        self.intake: Intake = intake
+        queues = [Queue(name, exchange="", routing_key=name) for name in "ab"]
+        self.consumer = Consumer(self.channel, queues, on_message=self.got.append, auto_declare=False)
+        self.consumer.consume()
+        self._connection = connection
+
+    def _free(self) -> int:
+        return self.room - sum(weight_of(message.headers) for message in self.got)
+
+    def take(self) -> Counter[str]:
+        """One message that a blocking pop took, and what comes with it; how many of each queue."""
+        self._connection.drain_events(timeout=5)
+        self.intake.turn()
+        return Counter(message.delivery_info["routing_key"] for message in self.got)
+
+
+@pytest.fixture
+def connection(broker_url: str) -> Iterator[Any]:
+    with Connection(broker_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def taker(connection: Any) -> Taker:
+    return Taker(connection, room=6)
+
+
+def publish(connection: Any, queue: str, count: int, **options: Any) -> None:
+    with connection.channel() as channel:
+        producer = connection.Producer(channel)
+        for number in range(count):
+            producer.publish({"number": number}, routing_key=queue, **options)
+
+
+def left(client: Redis) -> dict[str, int]:
+    return {name: int(client.llen(name)) for name in "ab"} | {"unacked": int(client.hlen("unacked"))}
+
+
+def test_all_that_has_room_is_taken_from_each_queue_in_turn(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 10)
+    publish(connection, "b", 10)
+    assert taker.take() == {"a": 3, "b": 3}
+    assert left(redis_client) == {"a": 7, "b": 7, "unacked": 6}
+    assert not taker.intake.can_consume()
+
+
+def test_a_message_may_take_many_slots(connection: Any, taker: Taker) -> None:
+    publish(connection, "a", 5, headers={"slots": 4})
+    assert taker.take() == {"a": 2}  # the second is larger than what is left, as nobody can know before
+
+
+def test_the_most_urgent_come_first(connection: Any, taker: Taker) -> None:
+    publish(connection, "a", 4, priority=9)
+    publish(connection, "b", 4, priority=0)
+    assert taker.take() == {"b": 4, "a": 2}
+
+
+def test_one_turn_acknowledges_and_takes_more(connection: Any, taker: Taker, redis_client: Redis) -> None:
+    publish(connection, "a", 20)
+    taker.take()
+    for message in taker.got:
+        message.ack()
+    assert left(redis_client)["unacked"] == 6
+    taker.got.clear()
+    redis_client.config_resetstat()
+    taker.intake.turn()
+    assert left(redis_client) == {"a": 8, "b": 0, "unacked": 6}
+    counts = redis_client.info("commandstats")
+    assert counts["cmdstat_evalsha"]["calls"] == 1
+    assert "cmdstat_multi" not in counts
+
+
+def test_what_was_rejected_is_in_its_queue_again(connection: Any, taker: Taker, redis_client: Redis) -> None:
+    publish(connection, "a", 2)
+    taker.take()
+    taker.got[0].reject()
+    taker.got[1].requeue()
+    taker.intake.turn()
+    assert left(redis_client) == {"a": 1, "b": 0, "unacked": 0}
+
+
+def test_a_consumer_that_was_cancelled_gives_back_what_it_had_not_seen(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 5)
+    connection.drain_events(timeout=5)
+    assert left(redis_client) == {"a": 0, "b": 0, "unacked": 5}
+    taker.consumer.cancel()
+    taker.intake.turn()
+    assert left(redis_client) == {"a": 4, "b": 0, "unacked": 1}
+
+
+def test_a_channel_that_closes_acknowledges_and_gives_back(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 5)
+    connection.drain_events(timeout=5)
+    (message,) = taker.got
+    message.ack()
+    taker.channel.close()
+    assert left(redis_client) == {"a": 4, "b": 0, "unacked": 0}
+
+
+def test_an_acknowledgement_after_the_channel_closed_counts(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 1)
+    taker.take()
+    entry, score = redis_client.hgetall("unacked"), 1.0
+    taker.channel.close()
+    redis_client.delete("a")
+    redis_client.hset("unacked", mapping=entry)
+    redis_client.zadd("unacked_index", dict.fromkeys(entry, score))
+    taker.got[0].ack()
+    assert left(redis_client)["unacked"] == 0
