@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from mosaic_tasks.execution.bootsteps import install_step
+from mosaic_tasks.execution.bootsteps import install_steps
 from mosaic_tasks.tasks import register
 
 
@@ -19,7 +19,7 @@ def install(app: Celery) -> Celery:
         The app.
     """
     register(app)
-    install_step(app)
+    install_steps(app)
     return app
 
 

@@ -13,6 +13,7 @@ from celery.signals import worker_process_shutdown
 
 from mosaic_queues.broker import oldest_message
 from mosaic_queues.objects import expire_objects
+from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.transitions import INPUTS_CALL, Group
@@ -73,6 +74,16 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         close_process(parent.app)
 
     terminate = stop
+
+
+class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
+    """Has the worker's consumer acknowledge with one Redis client, where the broker is one."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        """Whenever there is a new connection."""
+        keep_client(consumer.task_consumer.channel)
 
 
 def facts_of(worker: Any) -> WorkerFacts:
@@ -141,6 +152,7 @@ def _close_child(**_options: Any) -> None:
     close_all()
 
 
-def install_step(app: Celery) -> None:
-    """Adds the step to the workers of an app."""
+def install_steps(app: Celery) -> None:
+    """Adds the steps to the workers of an app."""
     app.steps["worker"].add(MosaicStep)
+    app.steps["consumer"].add(LeanConsumer)
