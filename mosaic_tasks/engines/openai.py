@@ -1,38 +1,52 @@
-"""Any server that speaks the OpenAI chat completions API, through the official client.
+"""Any server that speaks the OpenAI chat completions API, through the official client; many behind one model.
 
-The client itself never retries. Here an attempt is repeated, after a pause with full jitter or as long as the
-server asks for, until text comes; once text came, an error ends the stream. An event that is no JSON, no UTF-8 or half
-a character is such an error: nothing is replaced. What a server does not understand (`response_format`,
-`max_tokens`, `stream_options`) is learnt from its refusal, once per model.
+The client itself never retries. Here an attempt is repeated until text comes: at another endpoint at once where there
+is one, else after a pause with jitter, or as long as the server asks for. A call with a deadline waits for an
+overloaded server as long as it can. Once text came, an error ends the stream, unless an endpoint can continue it. An
+event that is no JSON, no UTF-8 or half a character is such an error: nothing is replaced. What a server does not
+understand (`response_format`, `max_tokens`, `stream_options`) is learnt from its refusal, once per endpoint and model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import os
-import random
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Collection
 from contextlib import aclosing
-from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 import msgspec
 import openai
+import structlog
 
 from mosaic_queues.errors import (
     CallTimeout,
     ConfigurationError,
-    ContextTooLong,
+    ContentRefused,
     EngineError,
     EngineOverloaded,
     EngineRefused,
 )
-from mosaic_tasks.engines.prices import load_prices
+from mosaic_tasks.engines.dialects import Dialect, Seam, arguments, can_continue, simpler, unsuited
+from mosaic_tasks.engines.endpoints import (
+    KEY_VARIABLE,
+    VARIABLE,
+    AllRest,
+    Endpoint,
+    Group,
+    Standing,
+    Timeouts,
+    is_loopback,
+    load_endpoints,
+    note_failure,
+    note_success,
+    rest,
+    server_of,
+)
+from mosaic_tasks.engines.limits import asked_pause_s, reset_pause_s
+from mosaic_tasks.engines.prices import PriceTable, load_prices
 from mosaic_tasks.engines.protocol import (
     EngineRequest,
     Events,
@@ -42,42 +56,26 @@ from mosaic_tasks.engines.protocol import (
     Usage,
     approx_usage,
 )
+from mosaic_tasks.engines.refusals import BrokenStream, Interpreter, is_the_server_s, said
+
+log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _NO_KEY = "no-key"
-
-_OVERLOADED = frozenset({429, 503, 529})
-_PASSING = frozenset({408, 409, 425})
-_OUT_OF_MONEY = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-_TOO_LONG = re.compile(
-    r"context[ _](length|window)|(prompt|input) is too long|too many (input )?tokens", re.IGNORECASE
-)
-_KEYS = re.compile(r"\b[sp]k-[\w*.-]{6,}|(?<=Bearer )\S+", re.IGNORECASE)
-_SHOWN = 300
-
 _FINISHED: dict[str, FinishReason] = {"length": "length", "content_filter": "refused"}
-
-_NOT_STRICT = {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas"} | {
-    "patternProperties",
-    "propertyNames",
-    "prefixItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "uniqueItems",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "default",
-}
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
     """Attempts before the first token, and the pause between them.
 
-    The pause is drawn from 0 to `base_s * 2**(attempt - 1)`, at most `max_s` ("full jitter"). A server that
-    asks for a pause gets that on top; one that asks for more than `longest_s` gets no other attempt.
+    An endpoint that failed rests for half of `base_s * 2**(failures - 1)`, at most `max_s`, or for as long as it asks.
+    Calls that waited for that come back within the other half, by chance.
+
+    Attributes:
+        attempts: of one call, at least one an endpoint. A call with a deadline tries an overloaded one until then.
+        longest_s: a call without a deadline does not wait for longer.
     """
 
     attempts: int = 4
@@ -85,42 +83,67 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     max_s: float = 8.0
     longest_s: float = 60.0
 
-
-class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds to wait for a connection, and for the next byte on it."""
-
-    connect_s: float = 5.0
-    read_s: float = 120.0
+    def half_s(self, failures: int) -> float:
+        """Half of the pause after so many failures."""
+        return min(self.max_s, self.base_s * 2.0 ** min(failures - 1, 30)) / 2
 
 
-class _Dialect(msgspec.Struct, frozen=True):
-    """What a server understands."""
+class _Server(Standing, kw_only=True, eq=False):
+    """An endpoint, and what is needed to talk to it."""
 
-    output: Literal["json_schema", "json_object", "prompt"] = "json_schema"
-    limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    tells_usage: bool = True
+    client: openai.AsyncOpenAI
+    prices: PriceTable
+    interpreter: Interpreter
+    dialect: Dialect = Dialect()
 
 
 class _Ended(msgspec.Struct):
-    """What the chunks of a stream said about its end."""
+    """What the chunks of a stream said about its end, and the tokens' log-probabilities so far."""
 
     reason: FinishReason | None = None
-    usage: tuple[int, int] | None = None
+    usage: Usage | None = None
     refusal: str = ""
+    logprobs: list[float] = []
+
+
+class _Call(msgspec.Struct):
+    """A request on its way.
+
+    Attributes:
+        request: with the prefix that the next attempt continues from.
+        able: the endpoints that will do.
+        began: when the last attempt began.
+        heard: the text of that attempt.
+        ended: what else it said.
+        logprobs: of attempts that broke off and were continued.
+        spent: by them.
+        broke: how the last of them ended.
+    """
+
+    request: EngineRequest
+    deadline: float
+    able: Collection[_Server]
+    attempt: int = 1
+    began: float = 0.0
+    heard: list[str] = []
+    ended: _Ended = msgspec.field(default_factory=_Ended)
+    logprobs: list[float] = []
+    spent: Usage | None = None
+    broke: EngineError | None = None
 
 
 class OpenAIEngine:
     """The engine `openai:<model>`.
 
     Args:
-        base_url: default: `OPENAI_BASE_URL`, else OpenAI's own.
+        base_url: for models that `MOSAIC_ENDPOINTS` does not list; default: `OPENAI_BASE_URL`, else OpenAI's own.
         api_key: default: `OPENAI_API_KEY`; not needed for a server on this machine.
         retry: how often, and with which pauses.
         timeouts: for connection and bytes; the whole answer's is in the request.
 
     Raises:
         EngineRefused: no key.
-        ConfigurationError: the URL is none, or the table of prices cannot be read.
+        ConfigurationError: the URL is none, or the file of endpoints or the table of prices cannot be read.
     """
 
     name = "openai"
@@ -134,221 +157,312 @@ class OpenAIEngine:
         timeouts: Timeouts | None = None,
     ) -> None:
         self._url = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
-        self._server = _server(self._url)
+        self._key = api_key or os.environ.get(KEY_VARIABLE) or ""
         self._retry = retry or RetryPolicy()
         self._timeouts = timeouts or Timeouts()
-        self._key = api_key or os.environ.get("OPENAI_API_KEY") or _key_for(self._url)
-        self._prices = load_prices(self._url)
-        self._client = _client(self._url, self._key, self._timeouts)
-        self._dialects: dict[str, _Dialect] = {}
+        self._listed = load_endpoints()
+        self._clients: dict[tuple[str, str, Timeouts], openai.AsyncOpenAI] = {}
+        self._groups: dict[str, Group[_Server]] = {}
+        if not server_of(self._url):
+            shown = self._url.rpartition("@")[2]
+            raise ConfigurationError(f"the engine's URL is no http URL: {shown!r}; correct OPENAI_BASE_URL")
+        if not self._listed:
+            self._key_of_url("")
+        load_prices(self._url)
+
+    @property
+    def continues(self) -> bool:
+        """Whether some model can go on from a prefix; a request for one that cannot is refused before it is sent."""
+        plain = EngineRequest(())
+        return any(can_continue(one, plain) for endpoints in self._listed.values() for one in endpoints)
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        await self._client.close()
+        for client in self._clients.values():
+            await client.close()
 
     async def stream(self, request: EngineRequest) -> Events:
         """The answer as it comes: see `Engine.stream`.
 
         Raises:
-            EngineRefused: bad key, unknown model, bad request, no money, or the model declined.
+            EngineRefused: bad key, unknown model, bad request, no money.
+            ContentRefused: the model or a filter declined.
             EngineOverloaded: the server asks for patience, also after all attempts.
             ContextTooLong: the messages do not fit the model.
             EngineError: no connection, a broken stream, an error inside the server.
             CallTimeout: `request.timeout_s` passed.
         """
+        group = self._group(request.model)
         deadline = math.inf if request.timeout_s is None else _now() + request.timeout_s
-        attempt = 1
+        call = _Call(request, deadline, _able(group, request))
         while True:
-            started = False
+            server = await self._take(group, call)
             try:
-                async with aclosing(self._attempt(request, deadline)) as events:
+                async with aclosing(self._attempt(call, server)) as events:
                     async for event in events:
-                        started = True
                         yield event
                 return
             except openai.OpenAIError as error:
                 failure = error
+            except CallTimeout as late:
+                if not call.heard and len(call.able) > 1:
+                    self._rest(server, call, str(late))
+                raise
+            finally:
+                group.free(server)
             # Outside of the handler, so that no traceback shows the client's error: servers repeat keys.
-            if not started and self._learnt(request, failure):
-                continue
-            await self._pause(failure, attempt, request, deadline=deadline, started=started)
-            attempt += 1
+            self._settle(group, call, server, failure)
 
-    async def _attempt(self, request: EngineRequest, deadline: float) -> Events:
-        ended = _Ended()
-        pieces: list[str] = []
-        half = ""
-        async with aclosing(self._chunks(request, deadline)) as chunks:
+    # -- which server
+
+    def _group(self, model: str) -> Group[_Server]:
+        """The servers of a model."""
+        if model not in self._groups:
+            listed = self._listed.get(model)
+            endpoints = listed or (Endpoint(url=self._url, model=model, timeouts=self._timeouts),)
+            keys = [_key_of(one) for one in endpoints] if listed else [self._key_of_url(model)]
+            self._groups[model] = Group([self._server(*pair) for pair in zip(endpoints, keys, strict=True)])
+        return self._groups[model]
+
+    def _server(self, endpoint: Endpoint, key: str) -> _Server:
+        address = (endpoint.url, key, endpoint.timeouts)
+        if address not in self._clients:
+            self._clients[address] = _client(*address)
+        return _Server(
+            endpoint,
+            client=self._clients[address],
+            prices=load_prices(endpoint.url),
+            interpreter=Interpreter(
+                endpoint.server, key, endpoint.key_env or KEY_VARIABLE, endpoint.timeouts
+            ),
+        )
+
+    def _key_of_url(self, model: str) -> str:
+        """The key for a model that no file lists."""
+        if self._key or is_loopback(self._url):
+            return self._key or _NO_KEY
+        if self._listed:
+            raise EngineRefused(
+                f"the file of {VARIABLE} lists no model {model!r} (there are: {', '.join(self._listed)}), "
+                f"and {KEY_VARIABLE} is not set for one that it does not list; correct the agent's model"
+            )
+        raise EngineRefused(
+            f"{KEY_VARIABLE} is not set; set it, or OPENAI_BASE_URL to a server on this machine, "
+            "or MOSAIC_MODEL=extractive to go without a model"
+        )
+
+    async def _take(self, group: Group[_Server], call: _Call) -> _Server:
+        """A place at the server that is asked next, once there is one.
+
+        Raises:
+            CallTimeout: there is none in time.
+            EngineOverloaded: all rest for longer than a call without a deadline waits.
+        """
+        model, allowed_s = call.request.model, call.request.timeout_s or 0.0
+        try:
+            server = await group.take(
+                among=call.able,
+                deadline=call.deadline,
+                longest_s=self._retry.longest_s if call.deadline == math.inf else math.inf,
+                spread_s=self._retry.half_s(call.attempt),
+            )
+        except AllRest as rests:
+            if call.deadline == math.inf:
+                raise EngineOverloaded(
+                    f"{rests.reason}; it asks to wait {rests.wait_s:.0f} s, try again then"
+                ) from None
+            raise CallTimeout(
+                f"no time for another attempt within {allowed_s:g} s: {rests.reason}; "
+                f"the next may be made in {rests.wait_s:.3g} s"
+            ) from None
+        except TimeoutError:
+            raise CallTimeout(
+                f"no endpoint of model {model!r} had room within {allowed_s:g} s; "
+                "raise 'concurrency' where they could do more, or add one"
+            ) from None
+        call.began = _now()
+        return server
+
+    # -- one attempt
+
+    async def _attempt(self, call: _Call, server: _Server) -> Events:
+        request, ended, half = call.request, _Ended(), ""
+        call.heard, call.ended = [], ended
+        seam = Seam(request.prefix)
+        async with aclosing(self._chunks(call, server)) as chunks:
             async for chunk in chunks:
                 text, half = _whole(half + _read(chunk, ended))
-                if text:
-                    pieces.append(text)
+                if text := seam.join(text):
+                    call.heard.append(text)
                     yield TextDelta(text)
         if ended.refusal:
-            raise EngineRefused(f"the model {request.model!r} declined: {self._shown(ended.refusal)}")
+            said = server.interpreter.shown(ended.refusal)
+            raise ContentRefused(f"the model {request.model!r} declined: {said}")
         if ended.reason is None or half:
-            raise _BrokenStream("ended before the answer was complete")
-        yield Finished(ended.reason, self._usage(request, ended, "".join(pieces)))
+            raise BrokenStream("ended before the answer was complete")
+        yield Finished(ended.reason, _usage(call, server), (*call.logprobs, *ended.logprobs))
 
-    async def _chunks(self, request: EngineRequest, deadline: float) -> AsyncGenerator[Any, None]:
-        create = self._client.chat.completions.create(**_arguments(request, self._dialect(request)))
-        stream = await _within(create, deadline, request)
+    async def _chunks(self, call: _Call, server: _Server) -> AsyncGenerator[Any, None]:
+        asked = arguments(call.request, server.endpoint, server.dialect)
+        create = server.client.chat.completions.create(**asked)
+        stream = await _within(create, call)
+        self._heed(server, stream.response.headers, began=call.began)
         try:
-            while (chunk := await _within(_next(stream), deadline, request)) is not None:
+            while (chunk := await _within(_next(stream), call)) is not None:
                 yield chunk
         finally:
             await stream.close()
 
-    def _usage(self, request: EngineRequest, ended: _Ended, answer: str) -> Usage:
-        if ended.usage is None:
-            return approx_usage(request, answer)
-        read, written = ended.usage
-        cost = self._prices.cost_usd(request.model, input_tokens=read, output_tokens=written)
-        return Usage(read, written, cost)
+    def _heed(self, server: _Server, headers: Any, *, began: float) -> None:
+        """Takes note of an answer that begins, and rests where it says that a limit is used up."""
+        note_success(server, began=began)
+        if pause_s := reset_pause_s(headers, now_s=time.time()):
+            reason = f"the rate limit of the server {server.endpoint.server!r} is used up"
+            rest(server, now=_now(), until=_now() + pause_s, reason=reason)
 
-    def _dialect(self, request: EngineRequest) -> _Dialect:
-        return self._dialects.get(request.model, _Dialect())
+    # -- after a failure
 
-    def _learnt(self, request: EngineRequest, error: openai.OpenAIError) -> bool:
-        """Whether `error` is about something that the server does not understand; it is left out then."""
-        if not isinstance(error, openai.APIStatusError) or error.status_code not in (400, 422):
-            return False
-        spoken = self._dialect(request)
-        simpler = _simpler(spoken, request, f"{error.param or ''} {_said(error)}")
-        if simpler == spoken:
-            return False
-        self._dialects[request.model] = simpler
-        return True
-
-    async def _pause(
-        self,
-        error: openai.OpenAIError,
-        attempt: int,
-        request: EngineRequest,
-        *,
-        deadline: float,
-        started: bool,
-    ) -> None:
-        """Waits for the next attempt, or raises what `error` means."""
-        failure = self._meaning(error, request)
-        if started or not failure.retryable or attempt >= self._retry.attempts:
+    def _settle(self, group: Group[_Server], call: _Call, server: _Server, error: openai.OpenAIError) -> None:
+        """Makes ready for the next attempt, or raises what `error` means."""
+        if not call.heard and _learnt(server, call.request, error):
+            return
+        failure = server.interpreter.meaning(error, call.request.adapter or server.endpoint.model)
+        if failure.retryable:
+            self._rest(server, call, str(failure), asked_s=_asked_s(error))
+        elif not call.heard and is_the_server_s(error) and _passed_over(call, server, str(failure)):
+            return
+        if not failure.retryable or not self._may_repeat(group, call, failure):
+            raise call.broke or failure
+        if call.heard and not _continued(group, call, failure):
             raise failure
-        asked_s = _retry_after_s(error)
-        if asked_s is not None and asked_s > self._retry.longest_s:
-            raise type(failure)(f"{failure}; it asks to wait {asked_s:.0f} s, try again then")
-        pause_s = _jittered_s(self._retry, attempt, asked_s)
-        if _now() + pause_s >= deadline:
-            raise CallTimeout(f"no time for another attempt within {request.timeout_s:g} s: {failure}")
-        await asyncio.sleep(pause_s)
+        call.attempt += 1
 
-    def _meaning(self, error: openai.OpenAIError, request: EngineRequest) -> EngineError:
-        """The project's error for the client's."""
-        where = f"the server {self._server!r}"
-        match error:
-            case openai.APIStatusError():
-                return self._refusal(error, request)
-            case openai.APITimeoutError():
-                return EngineError(
-                    f"{where} sent nothing within {self._timeouts.read_s:g} s "
-                    f"(or no connection within {self._timeouts.connect_s:g} s)"
-                )
-            case openai.APIConnectionError():
-                cause = self._shown(str(error.__cause__ or error))
-                return EngineError(f"the connection to {where} failed: {cause}; is it running?")
-            case _BrokenStream():
-                return EngineError(f"the stream of {where} {error}; is it an OpenAI-compatible API?")
-            case openai.APIError():
-                return self._error_event(error, request)
-        return EngineError(f"{where} could not be used: {self._shown(str(error))}")
+    def _rest(self, server: _Server, call: _Call, reason: str, *, asked_s: float = 0.0) -> None:
+        def pause_s(failures: int) -> float:
+            return max(asked_s, self._retry.half_s(failures))
 
-    def _refusal(self, error: openai.APIStatusError, request: EngineRequest) -> EngineError:
-        said = self._shown(_said(error))
-        told = f"the server {self._server!r} answered {error.status_code} for model {request.model!r}: {said}"
-        status = error.status_code
-        if error.code in _OUT_OF_MONEY:
-            return EngineRefused(f"{told}; the account has no money left")
-        if status in _OVERLOADED:
-            return EngineOverloaded(told)
-        if status >= 500 or status in _PASSING:
-            return EngineError(told)
-        if error.code == "context_length_exceeded" or _TOO_LONG.search(_said(error)):
-            return ContextTooLong(f"{told}; shorten the prompt or choose a model with a larger context")
-        if status in (401, 403):
-            return EngineRefused(f"{told}; check OPENAI_API_KEY")
-        return EngineRefused(told)
+        note_failure(server, now=_now(), began=call.began, reason=reason, pause_s=pause_s)
 
-    def _error_event(self, error: openai.APIError, request: EngineRequest) -> EngineError:
-        """The meaning of an error that came inside a stream."""
-        told = f"the server {self._server!r} broke off, model {request.model!r}: {self._shown(_said(error))}"
-        if error.code == "context_length_exceeded" or _TOO_LONG.search(_said(error)):
-            return ContextTooLong(told)
-        if error.code in _OUT_OF_MONEY or error.code == "content_filter":
-            return EngineRefused(told)
-        overloaded = error.code in ("rate_limit_exceeded", "429", "503")
-        return EngineOverloaded(told) if overloaded else EngineError(told)
-
-    def _shown(self, text: str) -> str:
-        """`text` without keys, of a readable length."""
-        clean = _KEYS.sub("***", text.replace(self._key, "***"))
-        return clean if len(clean) <= _SHOWN else f"{clean[:_SHOWN]}..."
+    def _may_repeat(self, group: Group[_Server], call: _Call, failure: EngineError) -> bool:
+        if isinstance(failure, EngineOverloaded) and call.deadline < math.inf:
+            return True
+        return call.attempt < max(self._retry.attempts, len(group.standings))
 
 
-class _BrokenStream(openai.OpenAIError):
-    """The bytes of a stream are not a whole answer."""
+def _able(group: Group[_Server], request: EngineRequest) -> tuple[_Server, ...]:
+    """The servers of a group that can do what a request asks for."""
+    reasons = [unsuited(one.endpoint, request) for one in group.standings]
+    able = tuple(one for one, why in zip(group.standings, reasons, strict=True) if why is None)
+    if not able:
+        raise EngineRefused(f"the model {request.model!r} of engine 'openai' {reasons[0]}")
+    return able
 
 
-def _server(url: str) -> str:
-    """Host and port of `url`; what stands before an `@` is secret."""
-    parts = urlsplit(url)
-    server = parts.netloc.rpartition("@")[2]
-    if parts.scheme not in ("http", "https") or not server:
-        shown = url.rpartition("@")[2]
-        raise ConfigurationError(f"the engine's URL is no http URL: {shown!r}; correct OPENAI_BASE_URL")
-    return server
+def _passed_over(call: _Call, server: _Server, reason: str) -> bool:
+    """Whether the call can do without a server that refused its key, its money or its model."""
+    others = tuple(one for one in call.able if one is not server)
+    if not others:
+        return False
+    call.able = others
+    if not (server.refuses or call.request.adapter):  # that it lacks an adapter says nothing of other calls
+        log.warning("engine.endpoint_refused", what="Other endpoints go before this one now.", reason=reason)
+        server.refuses = True
+    return True
+
+
+def _continued(group: Group[_Server], call: _Call, failure: EngineError) -> bool:
+    """Whether a server can continue what was heard; the next attempt asks for that."""
+    request = call.request
+    text = "".join(call.heard)
+    further = msgspec.structs.replace(request, prefix=request.prefix + text)
+    able = tuple(one for one in group.standings if unsuited(one.endpoint, further) is None)
+    if not able:
+        return False
+    spent = approx_usage(request, text)
+    call.request, call.able, call.broke = further, able, failure
+    call.logprobs += call.ended.logprobs
+    call.spent = spent if call.spent is None else call.spent + spent
+    return True
+
+
+def _learnt(server: _Server, request: EngineRequest, error: openai.OpenAIError) -> bool:
+    """Whether `error` is about something that the server does not understand; it is left out then."""
+    if not isinstance(error, openai.APIStatusError) or error.status_code not in (400, 422):
+        return False
+    complaint = f"{error.param or ''} {said(error)}"
+    spoken = simpler(server.dialect, request, server.endpoint.kind, complaint)
+    if spoken == server.dialect:
+        return False
+    server.dialect = spoken
+    return True
+
+
+def _asked_s(error: openai.OpenAIError) -> float:
+    """The pause that a server asks for, by words or by a limit that is used up; 0 for none."""
+    if not isinstance(error, openai.APIStatusError):
+        return 0.0
+    headers, now_s = error.response.headers, time.time()
+    asked_s = asked_pause_s(headers, now_s=now_s)
+    return reset_pause_s(headers, now_s=now_s) if asked_s is None else asked_s
+
+
+def _usage(call: _Call, server: _Server) -> Usage:
+    """The usage of a call, as the server tells it or estimated."""
+    told = call.ended.usage
+    if told is None:
+        spent = approx_usage(call.request, "".join(call.heard))
+    else:
+        spent = msgspec.structs.replace(told, cost_usd=_cost_usd(server, told, call.request.model))
+    return spent if call.spent is None else call.spent + spent
+
+
+def _cost_usd(server: _Server, usage: Usage, model: str) -> float | None:
+    """The price where the model's is known: by its name at the server, or by the one that agents use."""
+    read, written = usage.input_tokens, usage.output_tokens
+    costs = (
+        server.prices.cost_usd(name, input_tokens=read, output_tokens=written)
+        for name in (server.endpoint.model, model)
+    )
+    return next((cost for cost in costs if cost is not None), None)
+
+
+def _key_of(endpoint: Endpoint) -> str:
+    if not endpoint.key_env:
+        return _NO_KEY
+    if not (key := os.environ.get(endpoint.key_env)):
+        raise EngineRefused(
+            f"{endpoint.key_env} is not set; it is to hold the key of {endpoint.server!r} "
+            f"(field 'key_env' in the file of {VARIABLE})"
+        )
+    return key
 
 
 def _client(url: str, key: str, timeouts: Timeouts) -> openai.AsyncOpenAI:
     wait = openai.Timeout(timeouts.read_s, connect=timeouts.connect_s)
     # A proxy of the environment cannot reach this machine's own servers.
-    http_client = openai.DefaultAsyncHttpxClient(timeout=wait, trust_env=not _is_loopback(url))
+    http_client = openai.DefaultAsyncHttpxClient(timeout=wait, trust_env=not is_loopback(url))
     return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=wait, http_client=http_client)
-
-
-def _key_for(url: str) -> str:
-    if not _is_loopback(url):
-        raise EngineRefused(
-            "OPENAI_API_KEY is not set; set it, or OPENAI_BASE_URL to a server on this machine, "
-            "or MOSAIC_MODEL=extractive to go without a model"
-        )
-    return _NO_KEY
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 async def _next(stream: openai.AsyncStream[Any]) -> Any:
     try:
         return await anext(stream, None)
     except ValueError as error:  # JSON or UTF-8 that is none
-        raise _BrokenStream(f"holds an event that cannot be read ({error})") from None
+        raise BrokenStream(f"holds an event that cannot be read ({error})") from None
 
 
-async def _within(work: Awaitable[_T], deadline: float, request: EngineRequest) -> _T:
+async def _within(work: Awaitable[_T], call: _Call) -> _T:
     """`work`, unless the deadline passes.
 
     To be put around each single wait: a scope around a `yield` would cancel the consumer.
     """
     try:
-        async with asyncio.timeout_at(None if deadline == math.inf else deadline) as scope:
+        async with asyncio.timeout_at(None if call.deadline == math.inf else call.deadline) as scope:
             return await work
     except TimeoutError:
         if not scope.expired():
             raise
+        request = call.request
         raise CallTimeout(f"model {request.model!r} did not answer within {request.timeout_s:g} s") from None
 
 
@@ -360,15 +474,27 @@ def _read(chunk: Any, ended: _Ended) -> str:
     """The text of a chunk; what it says about the end goes to `ended`. Servers leave out what they like."""
     usage = getattr(chunk, "usage", None)
     if usage is not None:
-        ended.usage = (usage.prompt_tokens or 0, usage.completion_tokens or 0)
+        ended.usage = _counted(usage)
     choices = getattr(chunk, "choices", None)
     if not choices:
         return ""
     if choices[0].finish_reason:
         ended.reason = _FINISHED.get(choices[0].finish_reason, "stop")
+    ended.logprobs += _logprobs(choices[0])
     delta = choices[0].delta
     ended.refusal += getattr(delta, "refusal", None) or ""
     return getattr(delta, "content", None) or ""
+
+
+def _counted(usage: Any) -> Usage:
+    details = getattr(usage, "prompt_tokens_details", None)
+    cached = getattr(details, "cached_tokens", None) or 0
+    return Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0, cached_tokens=cached)
+
+
+def _logprobs(choice: Any) -> list[float]:
+    tokens = getattr(getattr(choice, "logprobs", None), "content", None) or ()
+    return [token.logprob for token in tokens]
 
 
 def _whole(text: str) -> tuple[str, str]:
@@ -381,112 +507,5 @@ def _whole(text: str) -> tuple[str, str]:
         try:
             return halves.decode("utf-16-le"), half
         except UnicodeDecodeError as error:
-            raise _BrokenStream(f"holds half a character ({error.reason})") from None
+            raise BrokenStream(f"holds half a character ({error.reason})") from None
     return text, ""
-
-
-def _said(error: openai.APIError) -> str:
-    """What the server said, out of the forms that servers give it."""
-    body = error.body
-    if isinstance(body, dict):
-        return str(body.get("message") or body.get("detail") or body)
-    return str(body or error.message)
-
-
-def _retry_after_s(error: openai.OpenAIError) -> float | None:
-    """The pause that the server asks for: `retry-after-ms`, or `Retry-After` as seconds or as a date."""
-    if not isinstance(error, openai.APIStatusError):
-        return None
-    headers = error.response.headers
-    seconds = _number(headers.get("retry-after-ms"), 1000) or _number(headers.get("retry-after"), 1)
-    if seconds is None:
-        seconds = _until(headers.get("retry-after", ""))
-    return seconds
-
-
-def _number(value: str | None, divisor: int) -> float | None:
-    try:
-        number = float(value or "") / divisor
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
-
-
-def _until(date: str) -> float | None:
-    try:
-        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except ValueError:
-        return None
-
-
-def _jittered_s(retry: RetryPolicy, attempt: int, asked_s: float | None) -> float:
-    longest = min(retry.max_s, retry.base_s * 2 ** (attempt - 1))
-    # At least what the server asked for, and not all clients at once.
-    return (asked_s or 0.0) + random.uniform(0, longest)  # noqa: S311
-
-
-def _arguments(request: EngineRequest, dialect: _Dialect) -> dict[str, Any]:
-    """The keyword arguments of `chat.completions.create`."""
-    chosen = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        dialect.limit: request.max_tokens,
-        "seed": request.seed,
-        "stop": list(request.stop) or None,
-        "response_format": _response_format(request, dialect),
-        "stream_options": {"include_usage": True} if dialect.tells_usage else None,
-    }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    return {"model": request.model, "messages": _messages(request, dialect), "stream": True, **given}
-
-
-def _messages(request: EngineRequest, dialect: _Dialect) -> list[dict[str, str]]:
-    messages = [{"role": message.role, "content": message.content} for message in request.messages]
-    if request.output_schema is None or dialect.output == "json_schema":
-        return messages
-    schema = msgspec.json.encode(request.output_schema).decode()
-    rule = f"Answer with JSON that fits this JSON Schema, and with nothing else:\n{schema}"
-    if messages and messages[0]["role"] == "system":
-        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{rule}"}, *messages[1:]]
-    return [{"role": "system", "content": rule}, *messages]
-
-
-def _response_format(request: EngineRequest, dialect: _Dialect) -> dict[str, Any] | None:
-    schema = request.output_schema
-    if schema is None or dialect.output == "prompt":
-        return None
-    if dialect.output == "json_object":
-        return {"type": "json_object"}
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", str(schema.get("title", "")))[:64] or "output"
-    described = {"name": name, "schema": schema, "strict": _can_be_strict(schema, root=True)}
-    return {"type": "json_schema", "json_schema": described}
-
-
-def _can_be_strict(schema: Any, *, root: bool = False) -> bool:
-    """Whether OpenAI's strict mode takes it: each object closed, each property required, few keywords."""
-    if not isinstance(schema, dict) or _NOT_STRICT & schema.keys():
-        return False
-    if root and schema.get("type") != "object":
-        return False
-    properties: dict[str, Any] = schema.get("properties", {})
-    if "object" in str(schema.get("type")) and not (
-        schema.get("additionalProperties") is False and set(schema.get("required", ())) == properties.keys()
-    ):
-        return False
-    inner = [*properties.values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", ())]
-    if "items" in schema:
-        inner.append(schema["items"])
-    return all(_can_be_strict(part) for part in inner)
-
-
-def _simpler(spoken: _Dialect, request: EngineRequest, complaint: str) -> _Dialect:
-    """The dialect without what the server complains of; the same one when it complains of something else."""
-    if "max_completion_tokens" in complaint and request.max_tokens is not None:
-        return msgspec.structs.replace(spoken, limit="max_completion_tokens")
-    if "stream_options" in complaint or "include_usage" in complaint:
-        return msgspec.structs.replace(spoken, tells_usage=False)
-    if request.output_schema is not None and re.search("response_format|json_schema|json_object", complaint):
-        is_object = request.output_schema.get("type") == "object"
-        simpler = "json_object" if spoken.output == "json_schema" and is_object else "prompt"
-        return msgspec.structs.replace(spoken, output=simpler)
-    return spoken

@@ -152,7 +152,7 @@ Events = AsyncGenerator[TextDelta | Finished, None]
 class Engine(Protocol):
     """An inference engine; one per process and event loop.
 
-    One that takes a `prefix` says so by a class attribute, `continues = True`.
+    One that takes a `prefix` says so by an attribute or a property, `continues = True`.
     """
 
     @property

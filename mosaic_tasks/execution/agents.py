@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mosaic_queues.errors import CallTimeout, EngineError, EngineRefused, OutputInvalid
+from mosaic_queues.errors import CallTimeout, ContentRefused, EngineError, EngineRefused, OutputInvalid
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import render
 from mosaic_tasks.engines.protocol import (
@@ -194,7 +194,7 @@ async def _ask(
     timed = msgspec.structs.replace(request, timeout_s=clock.left_s())
     answer = await complete(engine, timed, on_delta=on_delta)
     if answer.finish_reason == "refused":
-        raise EngineRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")
+        raise ContentRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")
     if answer.finish_reason == "cancelled":
         raise EngineError(f"engine {engine.name!r} cancelled the answer")
     if answer.finish_reason == "length" and request.output_schema is not None:
