@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery
 
@@ -17,6 +17,7 @@ from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, 
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.transitions import LiveCall, RunRecord
+from mosaic_routing.serving import worker_commands
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
@@ -38,6 +39,7 @@ def submit(
     inputs: Mapping[str, Any] | None = None,
     *,
     key: str | None = None,
+    priority: int = 0,
     app: Celery | None = None,
 ) -> Run:
     """Starts a run.
@@ -46,15 +48,16 @@ def submit(
         workflow: a workflow, or the path of a workflow file.
         inputs: by name; what is missing takes the workflow's default.
         key: idempotency key: the same key gives the same run, as long as it is retained.
+        priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else.
         app: the Celery app to publish with; default: `mosaic_tasks.app`.
 
     Raises:
         DefinitionError: the workflow is wrong.
-        InputError: the inputs do not fit.
+        InputError: the inputs do not fit, or there is no such priority.
         ServerUnavailable: the server does not answer.
     """
     app = app or default_app
-    return Run(submit_to(app, workflow, inputs, key=key), process_for(app))
+    return Run(submit_to(app, workflow, inputs, key=key, priority=priority), process_for(app))
 
 
 async def asubmit(
@@ -62,10 +65,11 @@ async def asubmit(
     inputs: Mapping[str, Any] | None = None,
     *,
     key: str | None = None,
+    priority: int = 0,
     app: Celery | None = None,
 ) -> Run:
     """`submit` for coroutines; blocks no event loop."""
-    return await asyncio.to_thread(submit, workflow, inputs, key=key, app=app)
+    return await asyncio.to_thread(submit, workflow, inputs, key=key, priority=priority, app=app)
 
 
 def get_run(run_id: str, *, app: Celery | None = None) -> Run:
@@ -91,6 +95,19 @@ def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
         if record.status == "running":
             found.append(record)
     return found
+
+
+def no_worker(queues: list[str], run_id: str) -> NoWorker:
+    """The error that nobody serves these queues, with the command that helps."""
+    return NoWorker(queues, run_id=run_id, start=worker_commands(queues))
+
+
+def await_any(runs: Sequence[Run], *, timeout_s: float) -> list[Run]:
+    """Blocks until one of these runs of one app is over; returns those that are, none once the time is over."""
+    process = runs[0]._process
+    ends = {process.ledger.keys.run(run.id)[5].encode(): run for run in runs}
+    found = process.client.xread(dict.fromkeys(ends, "0"), block=math.ceil(timeout_s * 1000))
+    return [ends[name] for name, _ in cast("list[tuple[bytes, Any]]", found or [])]
 
 
 class Run:
@@ -227,7 +244,7 @@ class Run:
             unserved = self.unserved_queues() if no_worker_s is not None else []
             unserved_since = (unserved_since or now) if unserved else None
             if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):
-                raise NoWorker(unserved, run_id=self.id)
+                raise no_worker(unserved, self.id)
         return self.record()
 
     async def await_end(self, timeout_s: float | None = None) -> RunRecord:
@@ -259,7 +276,16 @@ class Run:
             raise RunFailed(record.error)
         if record.status == "cancelled":
             raise RunCancelled(record.error or "the run was cancelled")
-        return self.node_output(self.plan().nodes[self.plan().output].name)
+        return self.output()
+
+    def output(self) -> Any:
+        """The output of the output node of a run that is done; None when that node was skipped.
+
+        Raises:
+            KeyError: the node has not closed.
+        """
+        plan = self.plan()
+        return self.node_output(plan.nodes[plan.output].name)
 
     async def aresult(self, timeout_s: float | None = None) -> Any:
         """`result` for coroutines."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from celery import Celery
 
 from mosaic_queues.connection import server_errors
 from mosaic_queues.errors import InputError, NotSerializable
 from mosaic_queues.transitions import Group, Release
+from mosaic_queues.values import encode
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.workflow import Workflow
@@ -20,9 +23,17 @@ from mosaic_tasks.engines.registry import configured
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process, ledger_url, process_for
 
+LEAST_URGENT = 9
+"""Priority of what gives way to everything else; 0 is the most urgent."""
+
 
 def submit_to(
-    app: Celery, workflow: Workflow | str | Path, inputs: Mapping[str, Any] | None, *, key: str | None
+    app: Celery,
+    workflow: Workflow | str | Path,
+    inputs: Mapping[str, Any] | None,
+    *,
+    key: str | None,
+    priority: int = 0,
 ) -> str:
     """Checks and compiles a workflow, opens a run of it, and publishes its first calls through `app`.
 
@@ -30,13 +41,31 @@ def submit_to(
         The run id; of the earlier run, when the idempotency key is known.
 
     Raises:
+        InputError: the inputs do not fit, or there is no such priority.
         ServerError: the server does not answer, is full, or its user lacks a right.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
     values = definition.validate_inputs(inputs or {})
-    plan = compile_workflow(definition, default_model=configured())
+    plan = _with_priority(plan_for(definition), priority)
     with server_errors(ledger_url(app)):
         return open_run(process_for(app), plan, values, key=key)
+
+
+def plan_for(definition: Workflow) -> Plan:
+    """The plan that a run of the workflow executes if it starts now: agents without a model have that of the settings.
+
+    Raises:
+        DefinitionError: the workflow is wrong.
+    """
+    return compile_workflow(definition, default_model=configured())
+
+
+def _with_priority(plan: Plan, priority: int) -> Plan:
+    if type(priority) is not int or not 0 <= priority <= LEAST_URGENT:
+        raise InputError(
+            f"{priority!r} is no priority; give a whole number from 0, the most urgent, to {LEAST_URGENT}"
+        )
+    return msgspec.structs.replace(plan, priority=priority) if priority else plan
 
 
 def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: str | None = None) -> str:
@@ -75,8 +104,25 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
 
 
 def _pack_inputs(process: Process, run_id: str, inputs: Mapping[str, Any]) -> bytes:
-    try:
+    with _told_by_input():
         return process.payloads.pack(run_id, dict(inputs))
+
+
+def check_inputs(definition: Workflow, inputs: Mapping[str, Any]) -> None:
+    """Whether a run can be opened with these inputs; asks no server.
+
+    Raises:
+        InputError: they do not fit, or hold what cannot be stored.
+    """
+    values = definition.validate_inputs(inputs)
+    with _told_by_input():
+        encode(values)
+
+
+@contextmanager
+def _told_by_input() -> Iterator[None]:
+    try:
+        yield
     except NotSerializable as error:
         raise InputError(f"input {error.path[0]!r}: inputs{error.reason}") from error
 

@@ -41,6 +41,12 @@ def register(app: Celery) -> None:
         drive(process_for(app), run_id, calls)
 
     @app.task(name=SUBMIT_TASK, shared=False, bind=True, acks_late=True)
-    def submit(self: Any, workflow: str, inputs: dict[str, Any] | None = None, key: str | None = None) -> str:
+    def submit(
+        self: Any,
+        workflow: str,
+        inputs: dict[str, Any] | None = None,
+        key: str | None = None,
+        priority: int = 0,
+    ) -> str:
         """Submits a workflow file that this worker can read; for apps that do not install this package."""
-        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}")
+        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}", priority=priority)

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mosaic_tasks.cli import defining, doctor, rerunning, running, streaming, watching, working
+from mosaic_tasks.cli import (
+    batching,
+    defining,
+    doctor,
+    engines,
+    rerunning,
+    running,
+    streaming,
+    watching,
+    working,
+)
 from mosaic_tasks.cli.exits import told_errors
 from mosaic_tasks.cli.output import logs_to_stderr
 
@@ -78,6 +88,7 @@ def _options(
       5    no worker serves a queue
       6    the run was cancelled
       7    the waiting time is over, the run is not
+      8    the batch is over, and some of its lines have no output
       130  interrupted; a run that was watched goes on
     """
     del debug, version  # read by the group and by its callback
@@ -86,6 +97,7 @@ def _options(
 
 for _command in (
     running.run,
+    batching.batch,
     defining.validate,
     defining.graph,
     defining.schema,
@@ -98,6 +110,7 @@ for _command in (
     running.cancel,
     rerunning.rerun,
     working.worker,
+    engines.engines,
     doctor.doctor,
 ):
     application.command()(_command)

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from mosaic_routing.serving import worker_commands
 from mosaic_tasks.inspection.wording import counted, listed
 
 if TYPE_CHECKING:
     from mosaic_queues.connection import Clock, ServerFacts
     from mosaic_queues.liveness import LiveProcess
+    from mosaic_routing.inventory import EngineReport
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -151,10 +153,38 @@ def check_queues(waiting: Mapping[str, int], processes: Iterable[LiveProcess]) -
             "fail",
             f"no worker serves {queue!r}, where {counted(calls, 'call')} of unfinished runs "
             f"{'waits' if calls == 1 else 'wait'}",
-            f"start one with: mosaic worker --queues {queue}",
+            f"start one with: {worker_commands([queue])}",
         )
         for queue, calls in unserved.items()
     ]
+
+
+def check_engines(reports: Sequence[EngineReport]) -> list[Check]:
+    """Whether each queue of hosted models leads to one model."""
+    shared: dict[str, list[EngineReport]] = {}
+    for report in reports:
+        for queue in report.queues:
+            shared.setdefault(queue, []).append(report)
+    mixed = {queue: found for queue, found in sorted(shared.items()) if len(_fingerprints(found)) > 1}
+    if not mixed:
+        models = sorted({report.model for report in reports})
+        told = f"{counted(len(reports), 'engine')}: {listed(models)}" if models else "no model is hosted"
+        return [Check("engines", "ok", told)]
+    return [_mixed(queue, found) for queue, found in mixed.items()]
+
+
+def _fingerprints(reports: Iterable[EngineReport]) -> set[str]:
+    return {report.fingerprint for report in reports}
+
+
+def _mixed(queue: str, reports: Sequence[EngineReport]) -> Check:
+    hosts = listed([f"{report.holder} (model {report.model!r}, {report.fingerprint})" for report in reports])
+    return Check(
+        "engines",
+        "fail",
+        f"the workers {hosts} serve the queue {queue!r} with models that differ: either may answer a call",
+        "give one of the models another alias, or start these workers with the same settings",
+    )
 
 
 def check_space(place: str, free_bytes: int) -> Check:

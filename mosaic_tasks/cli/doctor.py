@@ -17,6 +17,7 @@ from mosaic_tasks.cli.checks import (
     Check,
     Level,
     check_clock,
+    check_engines,
     check_packages,
     check_queues,
     check_right,
@@ -42,9 +43,9 @@ _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"
 def doctor(as_json: JsonOption = False) -> None:
     """Look for what is wrong, and say what to do.
 
-    Checks versions, server, eviction policy, memory, persistence, clock, workers, queues and disk space. Exit
-    code 0: nothing failed. 4: the server does not answer or is full. 5: a queue has no worker. 1: anything else
-    failed.
+    Checks versions, server, eviction policy, memory, persistence, clock, workers, queues, hosted models and disk
+    space. Exit code 0: nothing failed. 4: the server does not answer or is full. 5: a queue has no worker. 1:
+    anything else failed.
 
     \b
     Examples:
@@ -117,6 +118,7 @@ def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
     from mosaic_queues.ledger import Ledger
     from mosaic_queues.liveness import live_processes
     from mosaic_queues.settings import settings
+    from mosaic_routing.inventory import engines
 
     ledger = Ledger(client, namespace=settings().namespace)
     return {
@@ -124,6 +126,7 @@ def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
         "the clock": lambda: [check_clock(server_clock(client))],
         "workers": lambda: [check_workers(live_processes(client, ledger.keys))],
         "queues": lambda: check_queues(_waiting(ledger), live_processes(client, ledger.keys)),
+        "engines": lambda: check_engines(engines(client, keys=ledger.keys)),
     }
 
 

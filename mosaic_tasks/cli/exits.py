@@ -36,6 +36,7 @@ class ExitCode(IntEnum):
     NO_WORKER = 5
     CANCELLED = 6
     TIMEOUT = 7
+    PARTLY = 8
     INTERRUPTED = 130
 
 

@@ -23,6 +23,16 @@ from mosaic_tasks.cli.options import (
 )
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
+PriorityOption = Annotated[
+    int,
+    typer.Option(
+        "--priority",
+        min=0,
+        max=9,
+        help="Urgency in queues and engines: 0 goes first, 9 gives way to everything else.",
+    ),
+]
+
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.transitions import RunRecord
@@ -45,6 +55,7 @@ def run(
         str | None,
         typer.Option(callback=utf8, help="Idempotency key: the same key gives the same run, started once."),
     ] = None,
+    priority: PriorityOption = 0,
     timeout_s: TimeoutOption = None,
     patience_s: PatienceOption = PATIENCE_S,
     output: OutputOption = None,
@@ -66,7 +77,7 @@ def run(
     from mosaic_tasks.definition.workflow import Workflow
 
     workflow = Workflow.from_file(file)
-    started = submit(workflow, read_inputs(workflow, inputs or []), key=key)
+    started = submit(workflow, read_inputs(workflow, inputs or []), key=key, priority=priority)
     if not wait:
         say_started(started, as_json=as_json)
         return
@@ -169,7 +180,7 @@ def result(
 
 def conclude(ended: Run, record: RunRecord, output: Path | None, *, as_json: bool) -> None:
     """Prints what a run came to; raises what its end stands for."""
-    value = _output(ended) if record.status == "done" else None
+    value = ended.output() if record.status == "done" else None
     if as_json:
         print_json({**_head(record), "output": value})
     if record.status == "done":
@@ -196,11 +207,6 @@ def _head(record: RunRecord) -> dict[str, Any]:
         "created_ms": record.created_ms,
         "ended_ms": record.ended_ms,
     }
-
-
-def _output(ended: Run) -> Any:
-    plan = ended.plan()
-    return ended.node_output(plan.nodes[plan.output].name)
 
 
 def _hand_over(value: Any, output: Path | None, *, printed: bool) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mosaic_queues.errors import NoWorker
 from mosaic_tasks.cli.options import RunArgument, TimeoutOption, utf8
 from mosaic_tasks.cli.output import print_json_line
 from mosaic_tasks.cli.running import bad_end
@@ -43,11 +42,11 @@ def stream(
       mosaic stream 0193d5c8-... sections --json
       mosaic stream 0193d5c8-... --timeout 60
     """
-    from mosaic_tasks.client import get_run
+    from mosaic_tasks.client import get_run, no_worker
 
     run, last = get_run(run_id), None
     if queues := run.unserved_queues():
-        typer.echo(f"mosaic: {NoWorker(queues, run_id=run.id)}", err=True)
+        typer.echo(f"mosaic: {no_worker(queues, run.id)}", err=True)
     with run.stream(node, after=after, timeout_s=timeout_s) as events:
         for event in events:
             (print_json_line if as_json else _print)(event)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mosaic_queues.liveness import LiveProcess
 from mosaic_queues.transitions import MAILBOX, LiveCall
+from mosaic_routing.serving import worker_commands
 from mosaic_tasks.definition.plan import Edge, NodePlan, Path, Plan, Wait
 from mosaic_tasks.definition.references import path_text
 from mosaic_tasks.execution.prepared import stream_name
@@ -134,7 +135,7 @@ def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _Wo
     slots = world.slots.get(queue)
     waits = f"{_subject(plan, calls)} in queue {queue!r}"
     if slots is None:
-        return f"{waits}, which no worker serves; start one with: mosaic worker --queues {queue}"
+        return f"{waits}, which no worker serves; start one with: {worker_commands([queue])}"
     published_ms = min(call.at_ms for call in calls)  # a call whose message was lost is published again
     since = world.since(published_ms if node.attempts or node.ready_ms is None else node.ready_ms)
     return (
@@ -160,7 +161,7 @@ def _delayed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _
     after = f", after: {node.error}" if node.error else ""
     sentence = f"{_attempt(plan, first)}{_item(first)}{others} {due}{after}"
     if not world.has_sweeper:
-        sentence += f"; no worker is alive to start it: mosaic worker --queues {first.queue}"
+        sentence += f"; no worker is alive to start it: {worker_commands([first.queue])}"
     return sentence
 
 
@@ -206,9 +207,7 @@ def _orphaned(held: Sequence[LiveCall], what: str, world: _World) -> str:
     dead = f"{what} {ran} running in process {held[0].holder}, which is dead"
     if world.has_sweeper:
         return f"{dead}; the sweeper of a live worker takes over within {world.sweep_s:g} s"
-    return (
-        f"{dead}, and no worker is alive to take over; start one with: mosaic worker --queues {held[0].queue}"
-    )
+    return f"{dead}, and no worker is alive to take over; start one with: {worker_commands([held[0].queue])}"
 
 
 def _waiting(

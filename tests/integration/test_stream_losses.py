@@ -151,6 +151,29 @@ def test_a_part_that_was_announced_is_announced_again_at_the_end(redis_client: R
     assert claimed(producer, "1")
 
 
+@keeps_publisher
+def test_a_call_whose_last_chunks_were_lost_before_it_was_recorded_runs_again(redis_client: Redis) -> None:
+    """Nothing follows the last chunk but the end."""
+    producer = Producer()
+    claim = producer.claim()
+    publication = producer.publication(claim)
+    publication.items([0, 1])
+    publication.flush()
+    before = Snapshot(redis_client, producer)
+    publication.items([2])
+    publication.finish()
+    before.restore()
+    ended = producer.end(claim, publication, [0, 1, 2])
+    assert ended == [claim.call]
+    again = claimed(producer, claim.call)
+    assert again.fence == claim.fence + 1
+    publication = producer.publication(again)
+    publication.items([0, 1, 2])
+    assert producer.end(again, publication, [0, 1, 2]) == []
+    assert said(producer) == [0, 1, 2]
+    assert producer.kinds()[-1] == "end"
+
+
 # -- readers ---------------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mosaic_queues import errors
 from mosaic_queues.connection import Clock, ServerFacts
 from mosaic_queues.liveness import LiveProcess
+from mosaic_routing.inventory import EngineReport
 from mosaic_tasks.cli import application, checks, working
 from mosaic_tasks.cli.exits import ExitCode, told_errors
 from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
@@ -60,7 +61,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_help_documents_every_exit_code() -> None:
     text = mosaic("--help").stdout
-    codes = {line.split()[0] for line in text.partition("Exit codes:")[2].splitlines()[1:10] if line.strip()}
+    codes = {line.split()[0] for line in text.partition("Exit codes:")[2].splitlines()[1:11] if line.strip()}
     assert {str(int(code)) for code in ExitCode} == codes & {str(number) for number in range(256)}
 
 
@@ -207,7 +208,7 @@ def test_a_file_that_is_no_json_is_told(tmp_path: Path) -> None:
         (errors.ServerStartError("no"), 4),
         (errors.ServerFull("no"), 4),
         (RedisConnectionError("no"), 4),
-        (errors.NoWorker(["q"], run_id="r"), 5),
+        (errors.NoWorker(["q"], run_id="r", start="mosaic worker"), 5),
         (errors.RunCancelled("no"), 6),
         (errors.WaitTimeout("no"), 7),
         (KeyboardInterrupt(), 130),
@@ -348,6 +349,34 @@ def test_queues_without_worker_are_named_with_the_command_that_helps() -> None:
     assert check.advice.endswith("mosaic worker --queues mosaic.gpu")
     assert checks.check_queues({}, [])[0].level == "ok"
     assert checks.check_queues({"mosaic.cpu": 1}, [worker])[0].level == "ok"
+
+
+def test_a_queue_of_a_hosted_model_is_told_with_the_worker_that_hosts_it() -> None:
+    [check] = checks.check_queues({"mosaic.h100.tiny": 1}, [])
+    assert "start one with: mosaic worker --gpu h100 --model SPEC" in check.advice
+
+
+def engine(holder: str, model: str, fingerprint: str = "f1") -> EngineReport:
+    return EngineReport(
+        holder=holder,
+        queues=(f"mosaic.gpu.{model}", f"mosaic.cpu.{model}"),
+        model=model,
+        fingerprint=fingerprint,
+        gpu_class="cpu",
+        at_ms=0,
+    )
+
+
+def test_workers_whose_models_share_a_queue_are_named() -> None:
+    alike = [engine("h/1/a", "tiny"), engine("h/2/b", "tiny"), engine("h/3/c", "other", "f2")]
+    [right] = checks.check_engines(alike)
+    assert (right.level, right.text) == ("ok", "3 engines: other and tiny")
+    wrong = checks.check_engines([*alike, engine("h/4/d", "tiny", "f3")])
+    assert [check.level for check in wrong] == ["fail", "fail"]
+    assert "'mosaic.cpu.tiny'" in wrong[0].text
+    assert all(f"h/{name}" in wrong[1].text for name in ("1/a", "2/b", "4/d"))
+    assert "h/3/c" not in wrong[1].text
+    assert checks.check_engines([])[0].level == "ok"
 
 
 def test_workers_are_counted() -> None:

@@ -73,6 +73,12 @@ def test_a_queue_without_worker_is_named_with_the_command_that_helps() -> None:
     )
 
 
+def test_a_queue_of_a_hosted_model_is_told_with_the_worker_that_hosts_it() -> None:
+    texts = told(opened(), live("3", queue="mosaic.gpu.tiny"))
+    assert "start one with: mosaic worker --gpu CLASS --model SPEC" in texts["tickets"]
+    assert "the alias 'tiny'" in texts["tickets"]
+
+
 def test_a_queue_with_workers_tells_how_many_and_since_when() -> None:
     texts = told(opened(), live("0", at_ms=START_MS + 9_000))
     assert texts["commits"].startswith(

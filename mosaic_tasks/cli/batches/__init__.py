@@ -1,0 +1,1 @@
+"""What `mosaic batch` is made of: the lines of its inputs, its runs, its results, and its progress."""

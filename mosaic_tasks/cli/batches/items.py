@@ -1,0 +1,75 @@
+"""The inputs of a batch: a file with a JSON object a line, read one line at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mosaic_queues.errors import InputError
+from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.definition.workflow import Workflow
+from mosaic_tasks.submission import check_inputs
+
+
+class Item(NamedTuple):
+    """One line.
+
+    Attributes:
+        number: of the line in its file, from 1.
+        key: stands for batch, workflow, number and content of the line; the idempotency key of its run.
+        inputs: of its run; of no use where there is a `problem`.
+        problem: why no run can be made of it.
+    """
+
+    number: int
+    key: str
+    inputs: dict[str, Any]
+    problem: str = ""
+
+
+class Items:
+    """The lines of a file that are not blank. Each iteration reads the file again and keeps no line.
+
+    Args:
+        name: of the batch: another name makes other keys, so other runs.
+    """
+
+    def __init__(self, path: Path, workflow: Workflow, plan: Plan, *, name: str) -> None:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{str(path)!r} is no file; the inputs are read twice, so write them into one")
+        self.path, self._workflow = path, workflow
+        self._seed = blake2b(name.encode(errors="surrogateescape") + b"\0" + plan.encode(), digest_size=16)
+
+    def __iter__(self) -> Iterator[Item]:
+        try:
+            with self.path.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    if text := line.strip():
+                        yield self._item(number, text)
+        except OSError as error:
+            raise InputError(f"cannot read the inputs {str(self.path)!r}: {error.strerror}") from error
+
+    def _item(self, number: int, text: bytes) -> Item:
+        digest = self._seed.copy()
+        digest.update(b"%d\0%s" % (number, text))
+        key = f"batch-{digest.hexdigest()}"
+        try:
+            inputs = _object(text)
+            check_inputs(self._workflow, inputs)
+        except InputError as error:
+            return Item(number, key, {}, str(error))
+        return Item(number, key, inputs)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        read = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"it is no JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise InputError(f"it is {text.decode()!r:.80}, but an object is wanted: the inputs by their names")
+    return read

@@ -1,0 +1,214 @@
+"""The command that runs a workflow for each line of a file: batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mosaic_queues.errors import InputError
+from mosaic_tasks.cli.exits import ExitCode
+from mosaic_tasks.cli.options import PATIENCE_S, FileArgument, JsonOption, PatienceOption, utf8
+from mosaic_tasks.cli.output import console, print_json
+from mosaic_tasks.cli.running import PriorityOption
+from mosaic_tasks.inspection.wording import counted, listed
+
+if TYPE_CHECKING:
+    from mosaic_tasks.cli.batches.items import Item, Items
+    from mosaic_tasks.cli.batches.results import Results
+    from mosaic_tasks.cli.batches.window import Window
+    from mosaic_tasks.client import Run
+    from mosaic_tasks.definition.workflow import Workflow
+
+AT_ONCE = 64
+_SHOWN_PROBLEMS = 20
+_SHOWN_LINES = 10
+
+
+def batch(
+    file: FileArgument,
+    inputs: Annotated[
+        Path,
+        typer.Option(
+            "--inputs", "-i", metavar="PATH", help="A file with the inputs of a run a line: a JSON object."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="Write the results here. Default: stdout."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            callback=utf8,
+            help="Another name is another batch, which runs anew. Default: the path of the output, else of the inputs.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="So many runs are open at most.")
+    ] = AT_ONCE,
+    priority: PriorityOption = 9,
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad", help="Go on without the lines that fit no run; their results say what is wrong."
+        ),
+    ] = False,
+    patience_s: PatienceOption = PATIENCE_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a workflow file once for each line of a file of inputs.
+
+    Results are lines of JSON in the order of the inputs, each written once those before it are: line, run, status
+    (done, failed, cancelled, bad), output or error, and the key of the run. All lines are checked before the first run
+    starts.
+
+    The same command, given again after whatever ended it, goes on: lines with a result are not run again, nor those
+    whose run is open or retained. To run them anew, give another --name and --output. Ctrl-C ends the command, not the
+    runs that are open; `mosaic cancel` ends these.
+
+    Exit code 0: every line has its output. 8: some have none; the last line of stderr says which. --json prints how
+    many, in one document, and needs --output.
+
+    \b
+    Examples:
+      mosaic batch summary.yaml --inputs tickets.jsonl --output summaries.jsonl
+      mosaic batch summary.yaml -i tickets.jsonl -o summaries.jsonl --at-once 500 --priority 6
+      mosaic batch summary.yaml -i tickets.jsonl | jq -r 'select(.status == "done").output'
+    """
+    from mosaic_tasks.cli.batches.items import Items
+    from mosaic_tasks.cli.batches.results import opened
+    from mosaic_tasks.definition.workflow import Workflow
+    from mosaic_tasks.submission import plan_for
+
+    if as_json and output is None:
+        raise typer.BadParameter("with it name the file of the results: --output PATH", param_hint="--json")
+    workflow = Workflow.from_file(file)
+    called = name or str((output or inputs).absolute())
+    items = Items(inputs, workflow, plan_for(workflow), name=called)
+    with opened(output) as results:
+        standing = _examine(items, results, skip_bad=skip_bad)
+        if results.mend():
+            typer.echo(f"a line of {output} that was written in part is written again", err=True)
+        start = partial(_start, workflow, priority)
+        _run(items, results, standing, start, at_once=at_once, patience_s=patience_s, quiet=as_json)
+    _conclude(standing, called, inputs, output, as_json=as_json)
+
+
+@dataclass
+class _Standing:
+    """What is known of the lines; `without` are those that came to no output."""
+
+    total: int = 0
+    earlier: int = 0
+    without: list[int] = field(default_factory=list)
+
+
+def _examine(items: Items, results: Results, *, skip_bad: bool) -> _Standing:
+    """Reads all lines, and the results of an earlier try beside them.
+
+    Raises:
+        InputError: lines fit no run, there is none, or the results are those of something else.
+    """
+    standing, problems, bad = _Standing(), list[str](), 0
+    for item in items:
+        standing.total += 1
+        _count_earlier(standing, item, results)
+        bad += bool(item.problem)
+        if item.problem and len(problems) < _SHOWN_PROBLEMS:
+            problems.append(f"{items.path}:{item.number}: {item.problem}")
+    if not standing.total:
+        raise InputError(
+            f"{str(items.path)!r} holds no line; write a JSON object a line, the inputs of a run"
+        )
+    if bad and not skip_bad:
+        more = [f"and {bad - len(problems):,} more"] if bad > len(problems) else []
+        raise InputError("\n".join([_refused(bad, standing.total), *problems, *more]))
+    return standing
+
+
+def _count_earlier(standing: _Standing, item: Item, results: Results) -> None:
+    found = results.earlier(item)
+    if found is not None:
+        standing.earlier += 1
+        standing.without += [item.number] if found.status != "done" else []
+
+
+def _refused(bad: int, total: int) -> str:
+    fits = "fits" if bad == 1 else "fit"
+    return f"{bad:,} of {counted(total, 'line')} {fits} no run, so none was started; mend them, or give --skip-bad:"
+
+
+def _start(workflow: Workflow, priority: int, item: Item) -> Run:
+    from mosaic_tasks.client import submit
+
+    return submit(workflow, item.inputs, key=item.key, priority=priority)
+
+
+def _run(
+    items: Items,
+    results: Results,
+    standing: _Standing,
+    start: partial[Run],
+    *,
+    at_once: int,
+    patience_s: float,
+    quiet: bool,
+) -> None:
+    """Runs the lines that have no result, and writes these; counts those that come to no output."""
+    from mosaic_tasks.cli.batches.progress import Progress, shown
+    from mosaic_tasks.cli.batches.window import Window
+
+    failed = len(standing.without)
+    progress = Progress(
+        standing.total, earlier=standing.earlier, done=standing.earlier - failed, failed=failed
+    )
+    window = Window(start, at_once=at_once, patience_s=patience_s, ended=progress.ended)
+    to = console(to_stderr=True)
+    to.quiet = quiet
+    try:
+        with shown(progress, lambda: len(window.open), to) as renew:
+            for result in window.results(islice(items, standing.earlier, None)):
+                results.append(result)
+                standing.without += [result.line] if result.status != "done" else []
+                renew()
+    except KeyboardInterrupt:
+        typer.echo(_interrupted(window), err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _interrupted(window: Window) -> str:
+    runs = counted(len(window.open), "run")
+    goes = "goes" if len(window.open) == 1 else "go"
+    return (
+        f"\n{runs} {goes} on without this terminal\n"
+        "  go on with the batch:  the same command again\n"
+        "  see the open runs:     mosaic status\n"
+        "  cancel one of them:    mosaic cancel RUN"
+    )
+
+
+def _conclude(standing: _Standing, name: str, inputs: Path, output: Path | None, *, as_json: bool) -> None:
+    """Says how many lines have an output, and ends with the code for that."""
+    failed = len(standing.without)
+    if as_json:
+        told = {"name": name, "inputs": str(inputs), "output": str(output), "lines": standing.total}
+        told |= {"done": standing.total - failed, "failed": failed, "earlier": standing.earlier}
+        print_json({**told, "failed_lines": standing.without})
+    else:
+        typer.echo(_summary(standing, inputs, output), err=True)
+    raise typer.Exit(ExitCode.PARTLY if failed else ExitCode.OK)
+
+
+def _summary(standing: _Standing, inputs: Path, output: Path | None) -> str:
+    failed, where = len(standing.without), f"; results: {output}" if output else ""
+    if not failed:
+        return f"all {counted(standing.total, 'line')} done{where}"
+    lines = listed([f"{number:,}" for number in standing.without], most=_SHOWN_LINES)
+    noun = "line" if failed == 1 else "lines"
+    return f"{failed:,} of {counted(standing.total, 'line')} failed: {noun} {lines} of {inputs}{where}"

@@ -1,0 +1,39 @@
+"""Which command starts a worker for a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from mosaic_queues.errors import NoWorker
+from mosaic_routing.queues import hosting_queues, queue_for
+from mosaic_routing.serving import worker_commands
+from mosaic_tasks.client import no_worker
+
+HOSTING = "mosaic worker --gpu {} --model SPEC (the model with the alias 'llama-3.1-8b')"
+
+
+@pytest.mark.parametrize(
+    ("queues", "commands"),
+    [
+        (["mosaic.cpu"], "mosaic worker --queues mosaic.cpu"),
+        (["a", queue_for("agent", "openai:gpt-5.1")], "mosaic worker --queues a,mosaic.api.openai"),
+        ([queue_for("agent", "vllm:llama-3.1-8b")], HOSTING.format("CLASS")),
+        (hosting_queues("a100-80", "llama-3.1-8b")[1:], HOSTING.format("a100-80")),
+        (
+            ["mosaic.gpu.llama-3.1-8b", "mosaic.cpu"],
+            f"mosaic worker --queues mosaic.cpu and {HOSTING.format('CLASS')}",
+        ),
+        (["mosaic.gpu"], "mosaic worker --queues mosaic.gpu"),
+    ],
+)
+def test_a_queue_of_a_hosted_model_needs_a_worker_that_hosts_it(queues: list[str], commands: str) -> None:
+    assert worker_commands(queues) == commands
+
+
+def test_an_error_names_the_queues_and_the_command() -> None:
+    error = no_worker(["mosaic.h100.tiny"], "r")
+    assert isinstance(error, NoWorker)
+    assert str(error).startswith(
+        "no worker serves the queue 'mosaic.h100.tiny', so run r waits; start one with: "
+    )
+    assert "mosaic worker --gpu h100 --model SPEC" in str(error)
