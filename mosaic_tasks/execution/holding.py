@@ -193,7 +193,7 @@ class Holding:
 
     def keep(self, calls: Sequence[str]) -> int:
         """How many of the calls about to be released this process goes on to itself."""
-        if not calls:
+        if not calls or self._are_hosted(calls):
             return 0
         config = self.process.settings
         spent = time.monotonic() - self.started
@@ -207,6 +207,12 @@ class Holding:
         )
         self._continued += keep
         return keep
+
+    def _are_hosted(self, calls: Sequence[str]) -> bool:
+        """Whether one of these calls belongs on the loop that the calls of this process share."""
+        if self.process.host is None:
+            return False
+        return any(self.plan.node(number).is_async for number in {CallId(call).node for call in calls})
 
     def hand_back(self) -> None:
         """Gives back the calls that wait behind the one that runs."""

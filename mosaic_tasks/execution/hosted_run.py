@@ -1,5 +1,9 @@
 """What a host holds of one run: the calls of any number of messages, those that run, and the messages that wait for
-them."""
+them.
+
+Each call here takes one slot, from when a message brought it, or a transition kept it, until it is recorded or somebody
+else's. It *waits*, then has a *seat* once it is claimed, and is *over* in the end.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,42 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from mosaic_queues.transitions import Advance, Claim
+import structlog
+from redis.exceptions import RedisError
+
+from mosaic_queues.errors import ClaimLost
+from mosaic_queues.transitions import Advance, Claim, Group
 from mosaic_tasks.execution.calls import Execution
-from mosaic_tasks.execution.holding import CLAIM_MOST, Holding
-from mosaic_tasks.execution.outcomes import Outcome, Work
+from mosaic_tasks.execution.holding import CLAIM_MOST, Finished, Holding
+from mosaic_tasks.execution.outcomes import Expand, Outcome, Unrecorded, Work, failure
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.settling import Settling
+
+log = structlog.get_logger(__name__)
+
+
+class Slots(Protocol):
+    """How many calls a worker runs at once; shared with what fetches messages."""
+
+    @property
+    def limit(self) -> int:
+        """At most so many."""
+
+    @property
+    def used(self) -> int:
+        """So many are taken."""
+
+    def take(self, count: int) -> None:
+        """So many more calls are here. It may exceed the limit: a message may bring more than there is room for."""
+
+    def give(self, count: int) -> None:
+        """So many calls are over."""
 
 
 class Ticket:
@@ -47,6 +77,7 @@ class Flight:
 
     Attributes:
         since: monotonic time of its start.
+        ends_by: monotonic time at which its slot is free again, whether it has ended or not.
         ending: why it is cancelled; None: it is not.
         is_left: its end is not awaited any more.
     """
@@ -54,9 +85,21 @@ class Flight:
     work: Work
     execution: Execution
     since: float
-    task: asyncio.Task[None] | None = None
-    ending: Exception | None = field(default=None)
+    ends_by: float
+    task: asyncio.Task[Callable[[], Outcome]] | None = None
+    ending: Exception | None = None
     is_left: bool = False
+
+    def ended(self, reason: Exception) -> Outcome:
+        """What it comes to when it is cancelled: nothing, where it is somebody else's or nobody's."""
+        if isinstance(reason, ClaimLost):
+            return Unrecorded(str(reason))
+        return failure(self.work.node, self.work.claim, reason)
+
+
+class _Seat(NamedTuple):
+    holder: str
+    tickets: Sequence[Ticket]
 
 
 class HostedRun(Holding):
@@ -67,25 +110,28 @@ class HostedRun(Holding):
 
     Attributes:
         flights: what runs on the loop.
-        landed: what has run and is not settled, with what is left to do for its outcome.
+        landed: what has run and is not settled, with its outcome, or what is left to do for it.
         given_at: monotonic time since which a call waits here for a free slot.
+        retry_at: monotonic time before which the server is not asked again.
     """
 
-    def __init__(self, process: Process, run_id: str, plan: PreparedPlan) -> None:
+    def __init__(self, process: Process, run_id: str, plan: PreparedPlan, *, slots: Slots) -> None:
         super().__init__(process, run_id, plan, ())
         self.settling = Settling(self)
         self.flights: dict[Claim, Flight] = {}
-        self.landed: deque[tuple[Flight, Callable[[], Outcome]]] = deque()
-        self.given_at = 0.0
-        self._tickets: dict[str, list[Ticket]] = {}
+        self.landed: deque[tuple[Flight, Outcome | Callable[[], Outcome]]] = deque()
+        self.given_at = self.retry_at = 0.0
+        self._slots = slots
+        self._waiting: dict[str, list[Ticket]] = {}
         self._asked: list[str] = []
-        self._over: list[str] = []
+        self._seats: dict[Claim, _Seat] = {}
+        self._over: list[tuple[str, Sequence[Ticket]]] = []
         self._room = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing of the run is here any more."""
-        return not (self or self.flights or self.landed or self._over)
+        return not (self.finished or self._waiting or self._seats or self._over)
 
     @property
     def waiting(self) -> int:
@@ -98,12 +144,18 @@ class HostedRun(Holding):
         return named.closes or self.plan.node(named.node).is_async
 
     def give(self, calls: Sequence[str], ticket: Ticket, now: float) -> None:
-        """A message brought these calls."""
+        """A message brought these calls; each has taken a slot."""
         if not self.given:
             self.given_at = now
         for call in calls:
-            self._tickets.setdefault(call, []).append(ticket)
-        self.given.extend(calls)
+            if call in self._waiting:  # brought twice, and one slot is enough
+                self._waiting[call].append(ticket)
+                self._slots.give(1)
+            else:
+                self._waiting[call] = [ticket]
+                self.given.append(call)
+
+    # -- transitions -------------------------------------------------------------------------------------------------
 
     def step(self, *, room: int) -> bool:
         """One transition: records what is finished, claims what `room` slots can run. False: there was nothing to do.
@@ -114,11 +166,19 @@ class HostedRun(Holding):
         self._room, self._asked = max(room, 0), []
         if not (self.finished or (self.given and self._room)):
             return False
-        self.claimant = self.process.claimant()
-        self.advance()
-        claimed = {claim.call for claim in self.claimed}
-        self._over.extend(call for call in self._asked if call not in claimed)
+        with self._in_a_name_of_its_own():
+            self.advance()
         return True
+
+    @contextmanager
+    def _in_a_name_of_its_own(self) -> Iterator[None]:
+        self.claimant = self.process.claimant()
+        try:
+            yield
+        except RedisError:
+            self._asked = []  # they wait again
+            self.let_go()
+            raise
 
     def _wanted(self) -> list[str]:
         count = min(self._room, CLAIM_MOST, len(self.given))
@@ -127,10 +187,31 @@ class HostedRun(Holding):
         return self._asked
 
     def again(self, transition: Callable[[int], Advance]) -> Advance:
-        """As in `Holding`; the messages of what it lets go of are done."""
-        self._over.extend([*self._asked, *self.given])
-        self._asked = []
-        return super().again(transition)
+        """As in `Holding`; what it has claimed under other names, and what waits, stays."""
+        log.warning("host.again", what="answer lost, the transition is repeated", run=self.run_id)
+        answer = transition(0)
+        self.let_go()
+        return answer
+
+    def take(self, answer: Advance) -> None:
+        """Seats what a transition claimed, publishes what it made ready. What it was asked for and has not claimed is
+        somebody else's."""
+        super().take(answer)
+        asked, self._asked = self._asked, []
+        claims = {claim.call: claim for claim in answer.claimed}
+        for call in asked:
+            claim, tickets = claims.pop(call, None), self._waiting.pop(call)
+            if claim is None:
+                self._over.append((call, tickets))
+            else:
+                self._seats[claim] = _Seat(self.claimant, tickets)
+        for claim in claims.values():
+            self._seats[claim] = _Seat(self.claimant, ())
+        self._slots.take(len(claims))  # kept: no message brought them
+
+    def holder(self, claim: Claim) -> str:
+        """In whose name a call is claimed."""
+        return self._seats[claim].holder
 
     def keep(self, calls: Sequence[str]) -> int:
         """How many of the calls about to be released this process goes on to: its share, where it has room."""
@@ -141,45 +222,69 @@ class HostedRun(Holding):
             return 0
         queue = self.plan.plan.nodes[CallId(calls[0]).node].queue
         share = math.ceil(len(calls) / max(self.process.slots(queue), 1))
-        return min(share, self._room)
+        kept = min(share, self._room)
+        self._room -= kept
+        return kept
 
-    def has_ticket(self, call: str) -> bool:
-        """Whether a message brought this call."""
-        return call in self._tickets
+    # -- the end of calls --------------------------------------------------------------------------------------------
 
     def settle_landed(self, now: float) -> None:
         """Settles what has run. When the server is away, what is left stays, for another time."""
         while self.landed:
             flight, outcome = self.landed[0]
-            self.settle(flight.work.claim, outcome(), now - flight.since)
+            if callable(outcome):
+                outcome = outcome()
+                self.landed[0] = flight, outcome  # it is not made again
+            self.settle(flight.work.claim, outcome, now - flight.since)
             self.landed.popleft()
 
     def settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
-        """A call ended; its message is done with it once `recorded` says so."""
-        self.settling.settle(claim, outcome, length_s)
-        self._over.append(claim.call)
+        """A call ended; its message is done with it once `close_recorded` finds it recorded."""
+        if isinstance(outcome, Expand):
+            with self._in_a_name_of_its_own():
+                self.settling.settle(claim, outcome, length_s)
+        else:
+            self.settling.settle(claim, outcome, length_s)
+        self._over.append((claim.call, self._seats.pop(claim).tickets))
 
-    def recorded(self) -> int:
-        """Everything that ended is recorded, or was never ours: closes it in its messages. Returns the slots that are
-        free again."""
-        if self.finished:
-            return 0
-        over, self._over = self._over, []
-        return sum(self._close(call) for call in over)
+    def close_recorded(self) -> None:
+        """Where everything that ended is recorded, or was never ours: closes it in its messages, frees its slots."""
+        if self._over and not self.finished:
+            over, self._over = self._over, []
+            for call, tickets in over:
+                for ticket in tickets:
+                    ticket.close([call])
+            self._slots.give(len(over))
 
-    def _close(self, call: str) -> int:
-        tickets = self._tickets.pop(call, [])
-        for ticket in tickets:
-            ticket.close([call])
-        return max(1, len(tickets))
-
-    def close(self) -> int:
-        """Nothing more happens here: its messages are done. Returns the slots that are free again."""
-        flights = {claim.call for claim in self.flights}
-        return sum(self._close(call) for call in flights | set(self._tickets))
+    def close(self) -> None:
+        """Nothing more happens here: its messages are done, its slots free."""
+        self._over += [(claim.call, seat.tickets) for claim, seat in self._seats.items()]
+        self._over += self._waiting.items()
+        for kept in (self._seats, self._waiting, self.given, self.claimed, self.landed):
+            kept.clear()
+        self.finished = Finished()
+        self.close_recorded()
 
     def hand_back(self) -> None:
         """Gives back the calls that no slot is free for."""
         given = list(self.given)
-        super().hand_back()
-        self._over.extend(given)
+        self.process.publish(self.run_id, self.plan, by_queue(self.plan, given))
+        self.given.clear()
+        self._over += [(call, self._waiting.pop(call)) for call in given]
+
+    def give_up(self, now: float) -> None:
+        """Records what has run, and has the rest run again elsewhere. Its messages are not done."""
+        self.settle_landed(now)
+        self.step(room=0)
+        claims = [(claim.call, claim.fence) for claim in self._seats]
+        if claims:
+            groups = self.process.ledger.hand_back(self.run_id, claims, holder=self.claimant)
+            self.process.publish(self.run_id, self.plan, groups)
+
+
+def by_queue(plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
+    """Calls, grouped by the queue that they wait in."""
+    groups: dict[str, list[str]] = {}
+    for call in calls:
+        groups.setdefault(plan.plan.nodes[CallId(call).node].queue, []).append(call)
+    return list(groups.items())

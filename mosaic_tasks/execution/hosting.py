@@ -12,21 +12,23 @@ import asyncio
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
+from celery.worker.state import revoked
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mosaic_queues.errors import ClaimLost, UnknownRun
+from mosaic_queues.errors import CallRevoked, ClaimLost, UnknownRun
 from mosaic_queues.transitions import Claim
-from mosaic_tasks.execution.driver import STUCK_EXIT, drive, known
-from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Ticket
+from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
+from mosaic_tasks.execution.driver import STUCK_EXIT, known
+from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue
 from mosaic_tasks.execution.outcomes import Outcome, Work, failure, timed_out
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
@@ -42,27 +44,11 @@ AGAIN_S = 0.5
 """Pause before a server that does not answer is asked again."""
 BLOCKED_S = 30.0
 """A loop that does nothing for so long is blocked by a call."""
-THREADS = 4
-"""Calls that block and run beside those of the loop."""
+BLOCKING_PATIENCE_S = 1.0
+"""Calls that block wait so long for a thread, where somebody else might run them."""
+STOP_S = 2.0
+"""A clerk that waits for the server is left behind after so long."""
 COLLECT_MOST = 2048
-
-
-class Slots(Protocol):
-    """How many calls a worker runs at once; shared with what fetches messages."""
-
-    @property
-    def limit(self) -> int:
-        """At most so many."""
-
-    @property
-    def used(self) -> int:
-        """So many are taken."""
-
-    def take(self, count: int) -> None:
-        """So many more calls are here. It may exceed the limit: a message may bring more than there is room for."""
-
-    def give(self, count: int) -> None:
-        """So many calls are over."""
 
 
 class _Given(NamedTuple):
@@ -74,7 +60,7 @@ class _Given(NamedTuple):
 class _Ended(NamedTuple):
     run: HostedRun
     flight: Flight
-    outcome: Callable[[], Outcome]
+    outcome: Outcome | Callable[[], Outcome]
 
 
 class Host:
@@ -87,17 +73,18 @@ class Host:
 
     def __init__(self, process: Process, *, loop: asyncio.AbstractEventLoop, slots: Slots) -> None:
         self._process, self._loop, self._slots = process, loop, slots
-        self._inbox: SimpleQueue[_Given | _Ended | None] = SimpleQueue()
-        self._runs: OrderedDict[str, HostedRun] = OrderedDict()
+        self._inbox: SimpleQueue[_Given | _Ended | BlockingCalls | None] = SimpleQueue()
+        self._blocking = Blocking(process, ended=self._inbox.put)
+        self._runs: dict[str, HostedRun] = {}
+        self._touched: dict[str, HostedRun] = {}
         self._in_flight = 0
-        self._blocking = 0
         self._retry_at = 0.0
-        self._ticked = self._looked = self._beat = time.monotonic()
+        self._ticked = self._looked = time.monotonic()
+        self._silence = Silence()
         self._drains, self._closed = False, False
         self._quiet = threading.Event()
         self._warmer = Warmer(self._beside)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(THREADS, "mosaic-blocking")
         self._clerk = threading.Thread(target=self._work, name="mosaic-clerk", daemon=True)
         self._clerk.start()
 
@@ -109,8 +96,9 @@ class Host:
         Args:
             done: called from any thread once none of its calls needs the message any more.
         """
-        self._slots.take(len(calls))
-        self._inbox.put(_Given(run_id, list(calls), done))
+        named = list(dict.fromkeys(calls))
+        self._slots.take(len(named))
+        self._inbox.put(_Given(run_id, named, done))
 
     def has_room(self) -> bool:
         """Whether half of the slots are free."""
@@ -119,6 +107,7 @@ class Host:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Hands back what has not begun and waits until all that runs is recorded. False: it was not, in time."""
         self._drains = True
+        log.info("host.drains", what="what runs ends, what waits is handed back", running=self._in_flight)
         self._inbox.put(None)
         is_quiet = self._quiet.wait(timeout_s)
         if is_quiet:
@@ -126,65 +115,92 @@ class Host:
         return is_quiet
 
     def abandon(self) -> None:
-        """Cancels what runs, and has it run again elsewhere; its messages are not done."""
+        """Cancels what runs, and has it run again elsewhere; its messages are not done. What has run is recorded, if
+        the server answers."""
         self._stop()
-        for run in list(self._runs.values()):
-            for flight in list(run.flights.values()):
-                self._cancel(flight, ClaimLost("the worker stops"))
-                self._process.let_go(run.run_id, flight.work.holder)
-            self._process.let_go(run.run_id, run.claimant)
+        for _run, flight in self._flights():
+            self._cancel(flight, ClaimLost("the worker stops"))
+        if not self._clerk.is_alive():
+            self._collect(0.0)
+            with suppress(RedisError):
+                for run in list(self._runs.values()):
+                    run.give_up(time.monotonic())
 
     def close(self) -> None:
         """Ends its threads."""
         self._stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._blocking.close()
 
     def _stop(self) -> None:
         self._closed = True
         self._inbox.put(None)
-        if self._clerk is not threading.current_thread():
-            self._clerk.join()
+        self._clerk.join(STOP_S)
 
     # -- the clerk ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while not self._closed:
             try:
-                for run_id in self._collected():
-                    self._serve(run_id)
+                self._collect(TICK_S if self._is_busy else None)
+                for run in list(self._touched.values()):
+                    self._serve(run)
                 self._tick(time.monotonic())
+                if not self._is_busy:
+                    self._process.reporter.flush()
             except Exception:
                 log.exception("host.error", what="the clerk goes on")
 
-    def _collected(self) -> list[str]:
-        """Waits for something to do; the runs that have something, longest untouched first."""
-        item = self._next(TICK_S if self._runs else None)
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._runs) or not self._blocking.is_idle
+
+    def _collect(self, timeout_s: float | None) -> None:
+        """Takes in what came; waits for it if there is nothing."""
+        item = self._next(timeout_s)
         for _ in range(COLLECT_MOST):
-            if isinstance(item, _Given):
-                self._given(item)
-            elif isinstance(item, _Ended):
-                self._ended(item)
+            match item:
+                case _Given():
+                    self._given(item)
+                case _Ended():
+                    self._ended(item)
+                case BlockingCalls():
+                    self._leave(item.ticket, item.calls)
+                    self._blocking.go_on()
             if (item := self._next(0.0)) is None:
                 break
-        return list(self._runs)
 
-    def _next(self, timeout_s: float | None) -> _Given | _Ended | None:
+    def _next(self, timeout_s: float | None) -> _Given | _Ended | BlockingCalls | None:
         try:
             return self._inbox.get_nowait() if timeout_s == 0.0 else self._inbox.get(timeout=timeout_s)
         except Empty:
             return None
 
     def _given(self, given: _Given) -> None:
-        ticket = Ticket(given.calls, given.done)
-        run = self._run(given.run_id)
-        calls = known(given.calls, run.plan, given.run_id) if run is not None else []
-        self._leave(ticket, [call for call in given.calls if call not in calls])
-        if run is None:
+        if not given.calls:
+            given.done()
             return
-        run.give([call for call in calls if run.runs_here(call)], ticket, time.monotonic())
-        if blocking := [call for call in calls if not run.runs_here(call)]:
-            self._blocking += 1
-            self._threads.submit(self._run_blocking, given.run_id, blocking, ticket)
+        ticket = Ticket(given.calls, given.done)
+        try:
+            left = self._shared_out(given, ticket)
+        except BaseException as error:  # noqa: BLE001  a tool's module may raise anything when it is imported
+            self._fail(given.run_id, error)
+            left = given.calls
+        self._leave(ticket, left)
+
+    def _shared_out(self, given: _Given, ticket: Ticket) -> Sequence[str]:
+        """Gives the calls of a message to those that run them; the rest is answered."""
+        run, now = self._run(given.run_id), time.monotonic()
+        if run is None:
+            return given.calls
+        calls = known(given.calls, run.plan, given.run_id)
+        here = {call for call in calls if run.runs_here(call)}
+        blocking = [call for call in calls if call not in here]
+        if here:
+            self._runs[run.run_id] = self._touched[run.run_id] = run
+            run.give([call for call in calls if call in here], ticket, now)
+        if blocking:
+            self._blocking.give(BlockingCalls(run.run_id, run.plan, blocking, ticket, now))
+        return [call for call in given.calls if call not in here and call not in blocking]
 
     def _leave(self, ticket: Ticket, calls: Sequence[str]) -> None:
         if calls:
@@ -195,67 +211,73 @@ class Host:
         """What is held of a run; None when the run cannot be had. Its calls stay ready: the sweeper publishes those of
         a run that goes on."""
         run = self._runs.get(run_id)
-        if run is None:
-            try:
-                run = HostedRun(self._process, run_id, self._process.plan_of(run_id))
-            except (UnknownRun, RedisError) as error:
-                log.info(
-                    "host.gone", what="message of a run that cannot be read", run=run_id, error=str(error)
-                )
-                return None
-            self._runs[run_id] = run
-        return run
-
-    def _run_blocking(self, run_id: str, calls: Sequence[str], ticket: Ticket) -> None:
+        if run is not None:
+            return run
         try:
-            drive(self._process, run_id, calls)
-        finally:
-            self._blocking -= 1
-            self._leave(ticket, calls)
-            self._inbox.put(None)
+            return HostedRun(self._process, run_id, self._process.plan_of(run_id), slots=self._slots)
+        except (UnknownRun, RedisError) as error:
+            log.info("host.gone", what="message of a run that cannot be read", run=run_id, error=str(error))
+            return None
 
     def _ended(self, ended: _Ended) -> None:
         run, flight, outcome = ended
         if not flight.is_left:
-            self._land(run, flight)
-            run.landed.append((flight, outcome))
+            self._land(run, flight, outcome)
 
-    def _land(self, run: HostedRun, flight: Flight) -> None:
-        run.flights.pop(flight.work.claim, None)
+    def _land(self, run: HostedRun, flight: Flight, outcome: Outcome | Callable[[], Outcome]) -> None:
+        del run.flights[flight.work.claim]
         self._in_flight -= 1
+        run.landed.append((flight, outcome))
+        self._touched[run.run_id] = run
 
-    def _serve(self, run_id: str) -> None:
-        run = self._runs.get(run_id)
-        if run is None or time.monotonic() < self._retry_at:
+    def _serve(self, run: HostedRun) -> None:
+        if time.monotonic() < max(self._retry_at, run.retry_at):
             return
         try:
             self._advance(run)
         except RedisError as error:
-            self._retry_at = time.monotonic() + AGAIN_S
-            log.warning("host.lost", what="server does not answer, it is asked again", error=str(error))
-        except Exception as error:
-            log.exception("host.failed", what="internal error, the run is failed", run=run_id)
-            with suppress(RedisError):
-                message = f"internal error in a worker, see its log: {error!r}"
-                self._process.ledger.end_run(run_id, "failed", message)
+            self._put_off(run, error)
+            return
+        except Exception as error:  # noqa: BLE001 - the clerk goes on for the other runs
+            self._fail(run.run_id, error)
             self._forget(run)
+        del self._touched[run.run_id]
+        if run.waiting:
+            self._touched[run.run_id] = run  # others first, when a slot is free
         if run.is_idle:
-            self._runs.pop(run_id, None)
+            self._runs.pop(run.run_id, None)
+
+    def _put_off(self, run: HostedRun, error: RedisError) -> None:
+        """A server that is away is away for all runs; what else it says is about this one."""
+        until = time.monotonic() + AGAIN_S
+        if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+            self._retry_at = until
+        run.retry_at = until
+        log.warning(
+            "host.lost",
+            what="server does not do it, it is asked again",
+            run=run.run_id,
+            error=str(error),
+        )
+
+    def _fail(self, run_id: str, error: BaseException) -> None:
+        log.error("host.failed", what="internal error, the run is failed", run=run_id, exc_info=error)
+        with suppress(RedisError):
+            message = f"internal error in a worker, see its log: {error!r}"
+            self._process.ledger.end_run(run_id, "failed", message)
 
     def _advance(self, run: HostedRun) -> None:
         """Transitions until nothing is left to record, and no slot is free or no call waits."""
         run.settle_landed(time.monotonic())
         self._start(run)
         while run.step(room=self._room()):
-            self._slots.give(run.recorded())
+            run.close_recorded()
             self._start(run)
-        self._slots.give(run.recorded())
-        if run.waiting:
-            self._runs.move_to_end(run.run_id)  # others first, when a slot is free
+        run.close_recorded()
 
     def _room(self) -> int:
         """Slots for calls that wait here; they are taken already."""
-        waiting = sum(run.waiting for run in self._runs.values())
+        waiting = sum(run.waiting for run in self._touched.values())
         return 0 if self._drains else self._slots.limit - self._slots.used + waiting
 
     def _start(self, run: HostedRun) -> None:
@@ -263,51 +285,66 @@ class Host:
         if not run.claimed:
             return
         run.execution.inputs.fetch([claim.call for claim in run.claimed])
-        flights = []
-        while run.claimed:
-            claim = run.claimed[0]
-            prepared = self._prepared(run, claim)
-            if isinstance(prepared, Work):
-                flight = run.flights[claim] = Flight(prepared, run.execution, time.monotonic())
-                flights.append(partial(self._launch, run, flight))
-            else:
-                run.settle(claim, prepared, 0.0)
-            run.claimed.popleft()
-        if flights:
-            self._in_flight += len(flights)
-            self._loop.call_soon_threadsafe(self._launch_all, flights)
+        flights: list[Flight] = []
+        try:
+            while run.claimed:
+                claim = run.claimed[0]
+                prepared = self._prepared(run, claim)
+                run.claimed.popleft()  # before what it comes to may add others
+                if isinstance(prepared, Work):
+                    flights.append(self._flight(run, prepared))
+                else:
+                    self._settle_at_once(run, claim, prepared)
+        finally:
+            if flights:
+                self._loop.call_soon_threadsafe(self._launch_all, run, flights)
 
     def _prepared(self, run: HostedRun, claim: Claim) -> Outcome | Work:
-        prepared = run.execution.prepare(claim, holder=run.claimant, opened=run.opened.pop(claim.call, None))
+        opened = run.opened.pop(claim.call, None)
+        prepared = run.execution.prepare(claim, holder=run.holder(claim), opened=opened)
         run.settling.report_start(claim)
-        if not run.has_ticket(claim.call):
-            self._slots.take(1)
         return prepared
+
+    def _settle_at_once(self, run: HostedRun, claim: Claim, outcome: Outcome) -> None:
+        try:
+            run.settle(claim, outcome, 0.0)
+        except RedisError:
+            run.claimed.appendleft(claim)
+            raise
+
+    def _flight(self, run: HostedRun, work: Work) -> Flight:
+        since = time.monotonic()
+        flight = Flight(work, run.execution, since, since + _longest_s(work) + GRACE_S)
+        run.flights[work.claim] = flight
+        self._in_flight += 1
+        return flight
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _launch_all(self, launches: Sequence[Callable[[], None]]) -> None:
-        for launch in launches:
-            launch()
-
-    def _launch(self, run: HostedRun, flight: Flight) -> None:
-        flight.task = self._loop.create_task(self._fly(run, flight))
-        self._warmer.while_running(run.plan, flight.work.node.number)
-        if flight.ending is not None:
-            flight.task.cancel()
+    def _launch_all(self, run: HostedRun, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            task = flight.task = self._loop.create_task(flight.execution.answered(flight.work))
+            task.add_done_callback(partial(self._landed, run, flight))
+            if flight.ending is not None:
+                task.cancel()
+        for number in {flight.work.node.number for flight in flights}:
+            self._warmer.while_running(run.plan, number)
 
     def _beside(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)  # the loop itself does not keep it
         task.add_done_callback(self._tasks.discard)
 
-    async def _fly(self, run: HostedRun, flight: Flight) -> None:
+    def _landed(self, run: HostedRun, flight: Flight, task: asyncio.Task[Callable[[], Outcome]]) -> None:
+        """Called however a call ends, also when it is cancelled before its first step."""
         work = flight.work
-        outcome: Callable[[], Outcome]
+        outcome: Outcome | Callable[[], Outcome]
         try:
-            outcome = await flight.execution.answered(work)
+            outcome = task.result()
         except BaseException as error:  # noqa: BLE001 - whatever ends a call is its outcome
-            outcome = partial(failure, work.node, work.claim, flight.ending or error)
+            outcome = failure(work.node, work.claim, error)
+        if flight.ending is not None:
+            outcome = flight.ended(flight.ending)
         self._inbox.put(_Ended(run, flight, outcome))
 
     # -- what takes too long -----------------------------------------------------------------------------------------
@@ -316,28 +353,36 @@ class Host:
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._hand_back(now)
+            self._hand_back_blocking(now)
+            self._end_revoked()
             self._end_overdue(now)
             self._feel_loop(now)
+            self._process.reporter.look(now)
         if now - self._looked >= CLAIMS_EVERY_S:
             self._looked = now
             self._end_lost()
-        if self._drains and not (self._runs or self._blocking):
+        if self._drains and not self._is_busy:
             self._quiet.set()
 
     def _hand_back(self, now: float) -> None:
         """Calls that wait for a slot for longer than a message's share of work may run elsewhere meanwhile."""
         patience_s = 0.0 if self._drains else 2 * self._process.settings.batch_s
-        for run in [
-            each for each in self._runs.values() if each.waiting and now - each.given_at > patience_s
-        ]:
-            try:
+        for run in list(self._touched.values()):
+            if run.waiting and now - run.given_at >= patience_s:
                 run.hand_back()
-                self._slots.give(run.recorded())
-            except RedisError as error:
-                log.warning("host.handing", what="calls cannot be handed back yet", error=str(error))
+
+    def _hand_back_blocking(self, now: float) -> None:
+        """What waits for a thread may run elsewhere, if there is somebody."""
+        for given in self._blocking.late(now if self._drains else now - BLOCKING_PATIENCE_S):
+            groups = by_queue(given.plan, given.calls)
+            if self._drains or any(self._process.slots(queue) > 1 for queue, _ in groups):
+                self._process.publish(given.run_id, given.plan, groups)
+                self._leave(given.ticket, given.calls)
+            else:
+                self._blocking.give(given._replace(since=now))
 
     def _flights(self) -> list[tuple[HostedRun, Flight]]:
-        return [(run, flight) for run in self._runs.values() for flight in run.flights.values()]
+        return [(run, flight) for run in list(self._runs.values()) for flight in list(run.flights.values())]
 
     def _end_lost(self) -> None:
         """Cancels what runs for nothing: its run is over, or its claim was taken back."""
@@ -353,31 +398,46 @@ class Host:
                 flight = self._runs[run_id].flights[claim]
                 self._cancel(flight, ClaimLost(f"call {claim.call!r} is over, or somebody else's"))
 
+    def _end_revoked(self) -> None:
+        """Celery's `revoke`, of which Flower has a button, knows calls by the ids of their events."""
+        if not revoked:
+            return
+        for run, flight in self._flights():
+            task_id = f"{run.run_id}:{flight.work.claim.call}"
+            # What runs again, in a run that goes on, was revoked before.
+            if task_id in revoked and revoked.as_dict()[task_id] > flight.since:
+                self._cancel(flight, CallRevoked("it was revoked, by Celery's `revoke` or in Flower"))
+
     def _cancel(self, flight: Flight, reason: Exception) -> None:
         if flight.ending is None:
             flight.ending = reason
+            flight.ends_by = min(flight.ends_by, time.monotonic() + GRACE_S)
             self._loop.call_soon_threadsafe(lambda: flight.task and flight.task.cancel())
 
     def _end_overdue(self, now: float) -> None:
-        """Calls end by their own timeout; one that will not be cancelled is left behind."""
+        """Calls end by their own timeout, or when they are cancelled; one that does not is left behind."""
         for run, flight in self._flights():
-            if now - flight.since <= _longest_s(flight) + GRACE_S:
+            if now <= flight.ends_by:
                 continue
-            reason = timed_out(flight.work.node)
-            log.error("host.left", what="a call will not end, its slot is free again", error=str(reason))
+            reason = flight.ending or timed_out(flight.work.node)
+            log.error(
+                "host.left",
+                what="a call will not end, its slot is free again",
+                run=run.run_id,
+                node=flight.work.node.name,
+                call=flight.work.claim.call,
+                error=str(reason),
+            )
             self._cancel(flight, reason)
             flight.is_left = True
-            self._land(run, flight)
-            run.landed.append((flight, partial(failure, flight.work.node, flight.work.claim, reason)))
-            self._inbox.put(None)
+            self._land(run, flight, flight.ended(reason))
 
     def _feel_loop(self, now: float) -> None:
         """A loop that is blocked serves nobody; its process ends, and others go on with its calls."""
-        if not self._in_flight:
-            self._beat = now
-            return
-        self._loop.call_soon_threadsafe(self._mark_beat)
-        if now - self._beat > BLOCKED_S:
+        if not self._in_flight or now < self._retry_at:  # a server that is away may keep it waiting
+            self._silence.end()
+        self._loop.call_soon_threadsafe(self._silence.end)
+        if self._silence.lasts(now) > BLOCKED_S:
             nodes = sorted({flight.work.node.name for _, flight in self._flights()})
             log.critical(
                 "host.blocked",
@@ -387,19 +447,38 @@ class Host:
             )
             os._exit(STUCK_EXIT)
 
-    def _mark_beat(self) -> None:
-        self._beat = time.monotonic()
-
     def _forget(self, run: HostedRun) -> None:
-        self._slots.give(run.close())
         for flight in list(run.flights.values()):
             self._cancel(flight, ClaimLost("the run has failed"))
             flight.is_left = True
-            self._land(run, flight)
-        self._runs.pop(run.run_id, None)
+        self._in_flight -= len(run.flights)
+        run.flights.clear()
+        run.close()
 
 
-def _longest_s(flight: Flight) -> float:
+class Silence:
+    """How long an event loop has not answered, while somebody listened: neither a process that was stopped nor a
+    listener that was kept waiting makes it longer."""
+
+    MOST_S = 1.0
+    """Between two questions at most so much counts."""
+
+    def __init__(self) -> None:
+        self._asked = time.monotonic()
+        self._length_s = 0.0
+
+    def end(self) -> None:
+        """It answers."""
+        self._length_s = 0.0
+
+    def lasts(self, now: float) -> float:
+        """Its length in seconds, at a monotonic time."""
+        self._length_s += min(now - self._asked, self.MOST_S)
+        self._asked = now
+        return self._length_s
+
+
+def _longest_s(work: Work) -> float:
     """How long a call may take; a mailbox has as many batches as come."""
-    timeout_s = flight.work.node.plan.timeout_s
-    return float("inf") if timeout_s is None or flight.work.call.reads else timeout_s
+    timeout_s = work.node.plan.timeout_s
+    return float("inf") if timeout_s is None or work.call.reads else timeout_s

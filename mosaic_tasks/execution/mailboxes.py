@@ -138,7 +138,12 @@ class Mailboxes:
         return placed
 
     async def run(self, work: Work) -> Outcome:
-        """A session of a mailbox."""
+        """A session of a mailbox. Of one that fails, `went_on` tells more."""
+        outcome = await self._run(work)
+        self._sessions.pop(work.claim, None)
+        return outcome
+
+    async def _run(self, work: Work) -> Outcome:
         if work.node.plan.grows:
             growing = self._sessions[work.claim] = self._growing(work)
             await growing.run(work.opened)

@@ -60,19 +60,25 @@ class Reporter:
         if not self._enabled:
             return
         with self._lock:
-            if self._dispatcher is None:
-                self._dispatcher = self._app.events.Dispatcher(
-                    self._app.connection_for_write(),
-                    hostname=self._hostname,
-                    buffer_group=frozenset(["task"]),
-                    buffer_limit=10 * FLUSH_AT,
-                )
-                attend(self)
-            self._dispatcher.send(kind, **fields)
-            self._buffered += 1
+            try:
+                self._send(kind, **fields)
+            except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
+                log.warning("reporting.lost", what="a task event is lost", error=str(error))
             is_full = self._buffered >= FLUSH_AT
         if is_full:
             self.flush()
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        if self._dispatcher is None:
+            self._dispatcher = self._app.events.Dispatcher(
+                self._app.connection_for_write(),
+                hostname=self._hostname,
+                buffer_group=frozenset(["task"]),
+                buffer_limit=10 * FLUSH_AT,
+            )
+            attend(self)
+        self._dispatcher.send(kind, **fields)
+        self._buffered += 1
 
     def look(self, _now: float) -> None:
         """Sends what is buffered; called by the watch a few times a second."""

@@ -118,11 +118,18 @@ class Settling:
     def fail(self, claim: Claim, outcome: Failure) -> None:
         """Another attempt, the node's declared way out, or the end of the run. Also called by the watch."""
         node = self._plan.node(CallId(claim.call).node)
+        failures = 0 if outcome.is_first else claim.failures
+        pause = retry_pause(node, failures) if outcome.retryable else None
+        if pause is None and node.plan.on_failure != "fail":
+            self._end_in_spite(claim, node.plan, outcome.error)
+        else:
+            self._process.ledger.fail(
+                self._run_id, claim, holder=self._holding.claimant, error=outcome.error, retry_s=pause
+            )
+        # From here on the server is not needed, so that nothing is told or noted twice where it was away.
         if outcome.usage is not None:
             with self._holding.lock:
                 self._holding.finished.usages.append(outcome.usage)
-        failures = 0 if outcome.is_first else claim.failures
-        pause = retry_pause(node, failures) if outcome.retryable else None
         self._process.reporter.failed(self._run_id, claim.call, outcome.error, retried=pause is not None)
         log.warning(
             "call.failed",
@@ -134,12 +141,6 @@ class Settling:
             error=outcome.error,
             retry_s=pause,
         )
-        if pause is None and node.plan.on_failure != "fail":
-            self._end_in_spite(claim, node.plan, outcome.error)
-        else:
-            self._process.ledger.fail(
-                self._run_id, claim, holder=self._holding.claimant, error=outcome.error, retry_s=pause
-            )
 
     def _end_in_spite(self, claim: Claim, node: NodePlan, error: str) -> None:
         """The declared way out of a failure: skipped, or with its default. Where the claim is lost, another attempt

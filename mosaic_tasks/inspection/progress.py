@@ -296,9 +296,9 @@ class _Node:
 
     __slots__ = (
         "attempts",
+        "cached_tokens",
         "calls",
         "claimed_ms",
-        "cached_tokens",
         "cost_usd",
         "done",
         "ended_ms",

@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError
 
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import Outbox
+from mosaic_tasks.execution.hosted_run import Ticket
 
 
 def _die_once() -> None:
@@ -142,6 +143,8 @@ match os.environ["KILL_AT"]:
         _before(Ledger, "consume", asked=_commits("seal"))
     case "after_seal":
         _after(Ledger, "consume", asked=_commits("seal"))
+    case "before_ack":
+        _before(Ticket, "close")
     case "lose_claim":
         _lose_answer(Ledger, "advance", when=_claims)
     case "lose_connection":
