@@ -5,7 +5,8 @@
 .PHONY: help env dev engine demo test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
-BENCHMARKS := overhead streaming
+BENCHMARKS := overhead streaming inference
+BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
 # Values that come from people are taken as they are: never expanded by make, never part of a shell command.
 override REPO := $(value REPO)
@@ -49,7 +50,8 @@ format: env ## format the code and mend what can be mended by itself
 
 bench: env ## one benchmark (NAME=overhead QUICK=1); figures go to benchmarks/out/NAME.json
 	@case " $(BENCHMARKS) " in *" $(NAME) "*) ;; *) echo "make bench NAME=...: one of: $(BENCHMARKS)" >&2; exit 2;; esac
-	@$(PY) "benchmarks/$(NAME).py" $(if $(QUICK),--quick)
+	@[ -x "$(BENCH_PY)" ] || { echo "the benchmark $(NAME) needs vLLM, which is not here; build it with: make engine" >&2; exit 2; }
+	@$(BENCH_PY) "benchmarks/$(NAME).py" $(if $(QUICK),--quick)
 
 lock: env ## write requirements/lock.txt anew (UPGRADE=1: with the newest versions)
 	@$(PY) scripts/lock.py $(if $(UPGRADE),--upgrade)

@@ -94,17 +94,25 @@ class Spread:
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is to reach: at most `most`."""
+    """What a figure is to reach: `most` at most, `least` at least."""
 
     figure: str
-    most: float
+    most: float = math.inf
+    least: float = -math.inf
+
+    @property
+    def told(self) -> str:
+        """The bounds, for a table."""
+        low = f"at least {shown(self.least)}" if math.isfinite(self.least) else ""
+        high = f"at most {shown(self.most)}" if math.isfinite(self.most) else ""
+        return ", ".join(filter(None, (low, high)))
 
     def verdict(self, figures: Mapping[str, float | None]) -> str:
         """`met`, `missed`, or `not measured`."""
         value = figures.get(self.figure)
         if value is None:
             return "not measured"
-        return "met" if value <= self.most else "missed"
+        return "met" if self.least <= value <= self.most else "missed"
 
 
 @dataclass
@@ -140,13 +148,13 @@ class Report:
             (
                 name,
                 shown(value),
-                shown(wanted[name].most) if name in wanted else "",
+                wanted[name].told if name in wanted else "",
                 wanted[name].verdict(self.figures) if name in wanted else "",
             )
             for name, value in self.figures.items()
         ]
         title = f"{self.name}{' (quick: small sizes, for which there are no targets)' if self.quick else ''}"
-        show_table(title, ("figure", "value", "at most", ""), rows)
+        show_table(title, ("figure", "value", "target", ""), rows)
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -154,6 +162,11 @@ def ratio(ours: float | None, theirs: float | None) -> float | None:
     if ours is None or theirs is None or theirs == 0:
         return None
     return ours / theirs
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The least value that so many percent do not exceed."""
+    return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 def worst(values: Iterable[float | None]) -> float | None:

@@ -225,7 +225,7 @@ def start_worker(
     app: str,
     *,
     environment: Mapping[str, str],
-    pool: Literal["solo", "threads"] = "solo",
+    pool: Literal["solo", "threads", "custom"] = "solo",
     concurrency: int = 1,
     options: Sequence[str] = (),
 ) -> Started:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from harness import Report, versions, wants_quick
@@ -23,6 +23,7 @@ def run_script(
     quick: Sizes,
     measure: Measure[Sizes],
     show: Callable[[Report], None],
+    packages: Sequence[str] = (),
 ) -> None:
     """Runs a benchmark as this process, whose exit status says whether it came to its end.
 
@@ -32,13 +33,14 @@ def run_script(
         quick: the small ones.
         measure: fills the report.
         show: prints it.
+        packages: whose versions count too.
     """
     try:
         is_quick = wants_quick(description)
         end_on_sigterm()
         with Processes() as processes:
             server = Server(processes)
-            report = Report(name, is_quick, versions(PACKAGES, server=server.version()))
+            report = Report(name, is_quick, versions((*PACKAGES, *packages), server=server.version()))
             measure(report, quick if is_quick else full, processes, server)
         show(report)
         print(f"written: benchmarks/out/{report.save().name}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import Report, Spread, Target, ratio, rounded, show_table, shown, worst
+from harness import Report, Spread, Target, percentile, ratio, rounded, show_table, shown, worst
 from processes import (
     SERVER_OPTIONS,
     BenchmarkError,
@@ -204,11 +204,6 @@ class Latencies:
     def p50_ratio(self) -> float | None:
         """Chunk over bare."""
         return ratio(percentile(self.chunk, 50), percentile(self.bare, 50))
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The least value that so many percent do not exceed."""
-    return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 def latencies(client: Client, load: Load, repeats: int) -> Latencies:

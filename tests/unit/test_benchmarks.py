@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import subprocess
@@ -54,6 +55,11 @@ def scenarios(load: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def streaming(load: Callable[[str], ModuleType]) -> ModuleType:
     return load("streaming")
+
+
+@pytest.fixture(scope="module")
+def inference(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("inference")
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +134,20 @@ def test_only_the_full_sizes_have_verdicts(
     harness: ModuleType, capsys: pytest.CaptureFixture[str], quick: bool
 ) -> None:
     report = harness.Report("made", quick, {}, machine={}, figures={"a_ratio": 0.5, "b_ratio": 0.3})
-    report.show([harness.Target("a_ratio", 0.4), harness.Target("b_ratio", 0.4)])
+    report.show([harness.Target("a_ratio", most=0.4), harness.Target("b_ratio", most=0.4)])
     printed = capsys.readouterr().out
     assert "0.5" in printed
     assert ("missed" in printed, "met" in printed, "0.4" in printed) == (not quick, not quick, not quick)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [(0.9, "missed"), (0.95, "met"), (1.5, "met"), (2.1, "missed"), (None, "not measured")],
+)
+def test_a_target_has_a_least_and_a_most(harness: ModuleType, value: float | None, verdict: str) -> None:
+    target = harness.Target("a_ratio", least=0.95, most=2.0)
+    assert target.verdict({"a_ratio": value}) == verdict
+    assert target.told == "at least 0.95, at most 2"
 
 
 def test_idle_traffic_is_taken_off_in_proportion_to_the_time(traffic: ModuleType) -> None:
@@ -376,3 +392,92 @@ def test_every_target_of_streaming_is_a_figure(streaming: ModuleType) -> None:
     assert figures["chunk_to_consumer_p99_ms_10"] == pytest.approx(6.0)
     assert figures["consumer_tasks_per_drain"] == pytest.approx(0.8)
     assert figures["chunks_per_s"] == pytest.approx(50.0)
+
+
+def turns(inference: ModuleType, *tokens_s: float, first_s: float) -> object:
+    return inference.Turns([inference.Turn(rate, 0.001, [first_s], [2 * first_s]) for rate in tokens_s])
+
+
+def test_a_worker_is_compared_with_the_bare_engine_by_medians(inference: ModuleType) -> None:
+    rates = {
+        "bare": (100.0, 200.0, 900.0),
+        "fanned": (150.0,),
+        "read": (100.0,),
+        "users": (50.0,),
+        "http": (20.0,),
+    }
+    firsts = {"bare": 0.010, "users": 0.013, "http": 0.040}
+    sides = {name: turns(inference, *values, first_s=firsts.get(name, 0.0)) for name, values in rates.items()}
+    figures = inference.request_figures({8: sides})
+    assert figures["tokens_ratio_8"] == pytest.approx(0.75)
+    assert figures["tokens_ratio_users_8"] == pytest.approx(0.25)
+    assert figures["tokens_ratio_32"] is None
+    assert figures["added_ttft_ms_p50"] == pytest.approx(3.0)
+    assert figures["e2e_p99_ms_http_8"] == pytest.approx(80.0)
+    assert figures["cpu_s_per_1000_calls_read_8"] == pytest.approx(1.0)
+
+
+def test_every_target_of_inference_is_a_figure(inference: ModuleType) -> None:
+    rate = inference.Spread((1.0,))
+    figures = {
+        **inference.request_figures({}),
+        **inference.nothing_figures({"threads": rate, "awaited": rate, "batched": rate}),
+        **inference.soak_figures({}),
+    }
+    assert {target.figure for target in inference.TARGETS} <= figures.keys()
+
+
+def test_answers_of_another_length_are_an_error(inference: ModuleType) -> None:
+    asked = inference.Slice(in_flight=2, count=3, first=0, tokens=10)
+    told = {"seconds": 1.0, "tokens": 29, "first_s": [], "whole_s": []}
+    side = inference.Side("made", lambda *_: told, [])
+    with pytest.raises(inference.BenchmarkError, match=r"3 answers of 10 tokens.*29 tokens came"):
+        side.turn(asked)
+    assert inference.Side("made", lambda *_: told | {"tokens": 30}, []).turn(asked).tokens_s == 30.0
+
+
+def test_prompts_are_of_one_length_and_none_is_asked_twice(inference: ModuleType) -> None:
+    prompts = [
+        prompt for first in (0, 10_000) for prompt in inference.Slice(1, 50, first=first, tokens=1).prompts
+    ]
+    assert len(set(prompts)) == 100
+    assert len({len(prompt) for prompt in prompts}) == 1
+
+
+def test_who_is_answered_asks_the_next(load: Callable[[str], ModuleType]) -> None:
+    asking = load("inference_load")
+    in_flight: list[str] = []
+    most: list[int] = []
+
+    async def ask(prompt: str, tokens: int) -> object:
+        in_flight.append(prompt)
+        await asyncio.sleep(0)
+        most.append(len(in_flight))
+        in_flight.remove(prompt)
+        return asking.Answer(0.0, 0.0, tokens)
+
+    told = asyncio.run(asking.keep_asking(asking.Slice(in_flight=3, count=10, first=0, tokens=7), ask))
+    assert (len(most), max(most), told["tokens"], len(told["first_s"])) == (10, 3, 70, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("block_size", 32, ["--block-size", "32"]),
+        ("enforce_eager", True, ["--enforce-eager"]),
+        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
+    ],
+)
+def test_engine_arguments_are_given_to_the_server_too(
+    inference: ModuleType, name: str, value: object, words: list[str]
+) -> None:
+    assert inference.flag(name, value) == words
+
+
+def test_the_slope_of_memory_is_that_after_what_is_made_at_first(inference: ModuleType) -> None:
+    samples = [(250, 10_000.0), (1000, 50_000.0), (1500, 50_010.0), (2000, 50_020.0)]
+    assert inference.slope(samples) == pytest.approx(20.0)
+    assert inference.slope(samples[:2]) is None
+    figures = inference.soak_figures({"fanned": samples})
+    assert figures["memory_slope_kb_per_1000_calls"] == pytest.approx(20.0)
+    assert figures["memory_slope_kb_per_1000_calls_bare_core"] is None
