@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -32,8 +34,12 @@ from mosaic_tasks.execution.process import Process, process_for
 log = structlog.get_logger(__name__)
 
 REPORT_S = 1.0
+ROOM_S = 0.1
+"""What an engine has no room for any more, or all when it died, stays in the queue after so long."""
 LOOK_S = 0.2
 """While engines start, the worker looks so often whether it is to end."""
+SAMPLES, SAMPLE_BYTES = 64, 4096
+"""So much of each file tells models apart."""
 GAVE_UP = 1
 """Exit code of a worker whose engine is not started again."""
 
@@ -50,9 +56,10 @@ class HostedModel:
         self.queues = tuple(hosting_queues(gpu_class, spec.alias))
         self.supervisor = Supervisor(spec, on_give_up=_end_worker)
         self._fingerprint = fingerprint(spec)
+        self._lock, self._is_gone = threading.Lock(), False
 
-    def report(self) -> EngineReport:
-        """What the engine does at the moment."""
+    def report(self, load: EngineLoad) -> EngineReport:
+        """What the inventory is told of the engine."""
         return EngineReport(
             holder=self._process.holder,
             queues=self.queues,
@@ -60,7 +67,7 @@ class HostedModel:
             fingerprint=self._fingerprint,
             gpu_class=self._class,
             at_ms=int(time.time() * 1000),
-            **msgspec.structs.asdict(self.supervisor.load()),
+            **msgspec.structs.asdict(load),
         )
 
     def enter(self) -> None:
@@ -69,23 +76,26 @@ class HostedModel:
         Raises:
             ConfigurationError: another worker serves one of them with another model.
         """
-        self.publish()
+        self.publish(EngineLoad())
         others = [report for report in engines(self._process.client) if report.holder != self._process.holder]
         for queue in self.queues:
             if other := conflict(others, queue, self._fingerprint):
-                self.leave()
                 raise ConfigurationError(
                     f"the worker {other} serves the queue {queue!r} with another model than "
                     f"{self.spec.model!r}; calls would be answered by either: give one of them another alias"
                 )
 
-    def publish(self) -> None:
-        """Renews what the inventory says."""
-        publish(self._process.client, self.report())
+    def publish(self, load: EngineLoad) -> None:
+        """Renews what the inventory says, unless the engine has left it."""
+        with self._lock:
+            if not self._is_gone:
+                publish(self._process.client, self.report(load))
 
     def leave(self) -> None:
-        """Takes the engine out of the inventory."""
-        withdraw(self._process.client, self.report())
+        """Takes the engine out of the inventory, for good."""
+        with self._lock:
+            self._is_gone = True
+            withdraw(self._process.client, self.report(EngineLoad()))
 
 
 class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
@@ -101,25 +111,31 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
 
     def start(self, parent: Any) -> None:
         """Returns when every engine has given a token; ends the worker where one cannot."""
-        process, loop = process_for(parent.app), parent.pool.loop
+        loop = parent.pool.loop
+        # Those that still start are told of too: nobody else may serve their queues with something else meanwhile.
+        reports = asyncio.run_coroutine_threadsafe(_report(self._models, parent.pool.slots), loop)
+        reports.add_done_callback(_tell_end)
         try:
             for spec in self.specs:
-                model = HostedModel(process, spec, gpu_class=self.gpu_class)
-                model.enter()
-                self._models.append(model)
-                _await(model.supervisor.start(_progress(spec.alias)), loop)
-                _await(_host(model.supervisor, spec.alias), loop)
-        except MosaicError as error:
+                self._start_model(parent, spec)
+        except BaseException:
+            _stop_started(parent)
+            raise
+
+    def _start_model(self, parent: Any, spec: ModelSpec) -> None:
+        try:
+            model = HostedModel(process_for(parent.app), spec, gpu_class=self.gpu_class)
+            self._models.append(model)
+            model.enter()
+            _await(model.supervisor.start(_progress(spec.alias)), parent.pool.loop)
+            _await(_host(model.supervisor, spec.alias), parent.pool.loop)
+        except (MosaicError, RedisError, OSError) as error:
             log.error("engine.refused", what="the worker does not start", error=str(error))
-            self.stop(parent)
             raise SystemExit(GAVE_UP) from None
-        loads = asyncio.run_coroutine_threadsafe(_report(self._models, parent.pool.slots), loop)
-        loads.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     def stop(self, _parent: Any) -> None:
         """Nobody shall count on these engines any more; the pool closes them once nothing runs on them."""
-        models, self._models = self._models, []
-        for model in models:
+        for model in self._models:
             try:
                 model.leave()
             except RedisError as error:
@@ -137,13 +153,26 @@ def host_models(app: Celery, specs: Sequence[ModelSpec], *, gpu_class: str) -> N
 def fingerprint(spec: ModelSpec) -> str:
     """The same wherever the same model is hosted in a way that answers the same."""
     said = spec.model_dump(mode="json", exclude={"gpus", "memory_gb", "kv_memory_gb", "max_running"})
-    folder = spec.folder
-    if folder is not None:
-        said["model"] = [
-            (file.name, file.stat().st_size) for file in sorted(folder.glob("*")) if file.is_file()
-        ]
-    said["adapters"] = sorted(spec.adapters)
+    if spec.folder is not None:
+        said["model"] = _contents(spec.folder)
+    said["adapters"] = {name: _contents(folder.expanduser()) for name, folder in spec.adapters.items()}
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:16]
+
+
+def _contents(folder: Path) -> list[tuple[str, int, str]]:
+    """Name, size and a sample of each file: all of the weights would take minutes to read."""
+    files = [file for file in sorted(folder.glob("*")) if file.is_file()]
+    return [(file.name, file.stat().st_size, _sample(file)) for file in files]
+
+
+def _sample(file: Path) -> str:
+    """A hash of pieces from all over a file."""
+    found, size = hashlib.sha256(), file.stat().st_size
+    with file.open("rb") as opened:
+        for piece in range(SAMPLES):
+            opened.seek(size * piece // SAMPLES)
+            found.update(opened.read(SAMPLE_BYTES))
+    return found.hexdigest()
 
 
 def room(loads: Sequence[EngineLoad], *, most: int) -> int:
@@ -156,42 +185,54 @@ async def _host(supervisor: Supervisor, alias: str) -> None:
 
 
 async def _report(models: Sequence[HostedModel], slots: Any) -> None:
-    """Tells the inventory and the pool, each second, what the engines do."""
-    most = slots.limit
+    """Tells the pool at once, and the inventory each second, what the engines do."""
+    most, reported_at = slots.limit, 0.0
     while True:
-        slots.limit = room([model.supervisor.load() for model in models], most=most)
-        for model in models:
-            try:
-                await asyncio.to_thread(model.publish)
-            except RedisError as error:
-                log.info("engine.report", what="the next report goes out in a second", error=str(error))
-        await asyncio.sleep(REPORT_S)
+        loads = {model: model.supervisor.load() for model in models}  # here: they change on this loop
+        slots.limit = room(list(loads.values()), most=most)
+        if time.monotonic() - reported_at >= REPORT_S:
+            reported_at = time.monotonic()
+            await asyncio.to_thread(_publish, loads)
+        await asyncio.sleep(ROOM_S)
 
 
-def _await(coroutine: Any, loop: asyncio.AbstractEventLoop) -> None:
+def _publish(loads: Mapping[HostedModel, EngineLoad]) -> None:
+    try:
+        for model, load in loads.items():
+            model.publish(load)
+    except RedisError as error:
+        log.info("engine.report", what="the next report goes out in a second", error=str(error))
+
+
+def _tell_end(reports: Future[None]) -> None:
+    """Reports end with the loop only."""
+    if not reports.cancelled() and (error := reports.exception()) is not None:
+        log.error("engine.report_failed", what="the engines are not reported any more", exc_info=error)
+        _end_worker(f"its engines cannot be reported: {type(error).__name__}: {error}")
+
+
+def _await(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
     """Runs a coroutine on the pool's loop, unless the worker is to end."""
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    while True:
-        try:
-            future.result(LOOK_S)
-            return
-        except NotYet:
-            if future.done():
-                raise
-            _raise_if_ended(future)
+    while not future.done():
+        wait([future], LOOK_S)
+        for wish in (worker_state.should_stop, worker_state.should_terminate):
+            if wish is not None and wish is not False:
+                future.cancel()
+                raise SystemExit(wish)
+    future.result()
 
 
-def _raise_if_ended(future: Any) -> None:
-    for wish in (worker_state.should_stop, worker_state.should_terminate):
-        if wish is not None and wish is not False:
-            future.cancel()
-            raise SystemExit(0)
+def _stop_started(worker: Any) -> None:
+    """Ends what a worker has started so far; Celery does not, as long as that is not all of it."""
+    for step in reversed(worker.steps[: worker.blueprint.started]):
+        step.stop(worker)
 
 
-def _progress(alias: str) -> Any:
+def _progress(alias: str) -> Callable[[str], None]:
     return lambda line: log.info("engine.starting", what=line, model=alias)
 
 
 def _end_worker(reason: str) -> None:
-    log.critical("engine.given_up", what="the worker ends", reason=reason)
+    log.critical("worker.given_up", what="the worker ends", reason=reason)
     worker_state.should_stop = GAVE_UP

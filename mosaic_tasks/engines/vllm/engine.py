@@ -41,7 +41,7 @@ from mosaic_tasks.engines.protocol import (
 from mosaic_tasks.engines.vllm.arguments import GIB, checked_arguments, prepare_environment
 from mosaic_tasks.engines.vllm.asking import Asked, Asker
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
-from mosaic_tasks.engines.vllm.journal import Journal, shortened
+from mosaic_tasks.engines.vllm.journal import Journal, quiet_deaths, shortened
 from mosaic_tasks.engines.vllm.meter import Meter, stat_logger
 from mosaic_tasks.engines.vllm.orphans import Guard, kill_marked, marked, marking
 from mosaic_tasks.engines.vllm.room import check_room
@@ -152,6 +152,8 @@ class VLLMEngine:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown, _END_S)
             self._llm = None
+            with contextlib.suppress(AttributeError):  # it did not come so far
+                del self._asker
             gc.collect()  # it is full of cycles, and would shut itself down once more when the interpreter ends
         self._guard.close()
         until = time.monotonic() + _END_S
@@ -307,6 +309,7 @@ class VLLMEngine:
         arguments = checked_arguments(self.spec, cpu=cpu, gpu_gb=gpu_gb, lora_rank=rank)
         if journal.configuration is not None:
             arguments.setdefault("logging_config", LoggingConfig(pylogging_config_file=journal.configuration))
+        quiet_deaths()
         resource_tracker.ensure_running()  # of this process, so it must not carry the mark
         with _one_at_a_time, marking(self._guard.mark):
             config = AsyncEngineArgs(**arguments).create_engine_config()

@@ -91,6 +91,16 @@ def shortened(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
+def quiet_deaths() -> None:
+    """vLLM logs the death of EngineCore with a traceback and no cause; who watches the engine logs it with one."""
+    logging.getLogger("vllm.v1.engine.async_llm").addFilter(_is_no_death)
+
+
+def _is_no_death(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "EngineDeadError"
+
+
 def _writes(handler: logging.Handler, path: Path) -> bool:
     return isinstance(handler, logging.FileHandler) and handler.baseFilename == str(path)
 
