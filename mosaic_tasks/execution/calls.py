@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import CallLost, ClaimLost, EngineError, PayloadError, ToolError
+from mosaic_queues.errors import CallLost, ClaimLost, EngineError, EngineGone, PayloadError, ToolError
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.plan import AgentPlan
@@ -31,6 +31,7 @@ from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
+    Returned,
     Skip,
     Unrecorded,
     Value,
@@ -219,6 +220,8 @@ class Execution:
                     result, usage = answer.value, usage_of(work, answer.model, answer.usage)
         except TimeoutError as error:
             return partial(self._failure, work, timed_out(work.node) if limit.expired() else error)
+        except EngineGone as error:
+            return partial(self._returned, work, error)
         except EngineError as error:
             spent = usage_of(work, error.model, error.usage) if error.usage is not None else None
             failed = self._failure(work, error)._replace(usage=spent)
@@ -234,6 +237,11 @@ class Execution:
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return partial(self._failure, work, error)
         return partial(self._outcome, work, result, usage, publication)
+
+    def _returned(self, work: Work, error: EngineGone) -> Returned:
+        self._mailboxes.went_on(work.claim)
+        self._publications.pop(work.claim, None)
+        return Returned(str(error), error.began)
 
     async def _await_tool(self, work: Work, publication: Publication | None) -> Any:
         result = work.node.tool.function(**work.node.tool.typed(work.arguments))

@@ -96,7 +96,18 @@ class Unrecorded(NamedTuple):
     usage: Usage | None = None
 
 
-Outcome = Value | Skip | Expand | Failure | Unrecorded
+class Returned(NamedTuple):
+    """The engine of a call is gone: the call runs again, and no attempt is counted.
+
+    Attributes:
+        is_loss: it was in the engine when that died.
+    """
+
+    reason: str
+    is_loss: bool
+
+
+Outcome = Value | Skip | Expand | Failure | Unrecorded | Returned
 
 
 def usage_of(work: Work, model: str, used: Any) -> Usage:

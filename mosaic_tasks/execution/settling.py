@@ -15,6 +15,7 @@ from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
+    Returned,
     Skip,
     Unrecorded,
     Value,
@@ -58,6 +59,23 @@ class Settling:
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
             case Failure():
                 self.fail(claim, outcome)
+            case Returned():
+                self._return(claim, outcome)
+
+    def _return(self, claim: Claim, outcome: Returned) -> None:
+        """The call is ready again. Why is told once, by what watches the engine."""
+        back = [(claim.call, claim.fence)]
+        holder, is_loss = self._holding.claimant, outcome.is_loss
+        groups = self._process.ledger.hand_back(self._run_id, back, holder=holder, is_loss=is_loss)
+        self._process.reporter.failed(self._run_id, claim.call, outcome.reason, retried=True)
+        log.info(
+            "call.returned",
+            what="engine gone, the call runs again",
+            run=self._run_id,
+            call=claim.call,
+            error=outcome.reason,
+        )
+        self._process.publish(self._run_id, self._plan, groups)
 
     def _skip(self, claim: Claim, reason: str, ending: Ending) -> None:
         self._finish(claim, self._process.payloads.skipped(reason), skipped=True, ending=ending)

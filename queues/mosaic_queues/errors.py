@@ -29,6 +29,7 @@ MosaicError
       ├── CallRevoked          somebody revoked it
       └── EngineError          an inference engine could not answer; another attempt may succeed
            ├── EngineOverloaded   429, 503 or a full queue: try again later
+           │    └── EngineGone     it died under the call, or restarts: the call runs again, no attempt is counted
            ├── EngineRefused      fatal: bad key, unknown model, bad request
            │    └── ContentRefused  the model, or a filter on it, declines what was asked or answered
            ├── ContextTooLong     fatal: the prompt does not fit the model
@@ -205,6 +206,16 @@ class EngineError(CallError):
 
 class EngineOverloaded(EngineError):
     """429, 503 or a full queue: try again later."""
+
+
+class EngineGone(EngineOverloaded):
+    """The engine died under the call, or restarts: the call runs again, here or elsewhere, and no attempt is counted.
+
+    Attributes:
+        began: the call was in the engine, and may be what it died of: that counts as a lost process does.
+    """
+
+    began = False
 
 
 class EngineRefused(EngineError):

@@ -328,9 +328,15 @@ class Ledger:
         }
         return bool(_FAIL(self.client, self.keys.run(run_id), argument))
 
-    def hand_back(self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str) -> list[Group]:
-        """Puts claims (call, fence) of this process back; returns the calls to publish."""
-        return self._reopen(run_id, claims, kind="released", loss=0, holder=holder)
+    def hand_back(
+        self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str, is_loss: bool = False
+    ) -> list[Group]:
+        """Puts claims (call, fence) of this process back; returns the calls to publish.
+
+        Args:
+            is_loss: it counts as a lost process: a call may be what engines die of.
+        """
+        return self._reopen(run_id, claims, kind="released", loss=int(is_loss), holder=holder)
 
     def take_back(self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str) -> list[Group]:
         """Puts claims (call, fence) of the dead process `holder` back; returns the calls to publish."""

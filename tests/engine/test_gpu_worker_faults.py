@@ -16,7 +16,6 @@ from mosaic_queues.settings import Settings
 from mosaic_tasks import Run
 from tests.engine.gpu_runs import (
     RUN_S,
-    TRIES,
     GpuWorkers,
     agent,
     belongings,
@@ -37,7 +36,7 @@ from tests.engine.models import WEIGHTS, write_model
 from tests.services import ServerForTests, Worker
 
 CALLS, SOME = 30, 10
-LONG: dict[str, Any] = {"max_tokens": 950, "node": {"retry": TRIES}}
+LONG: dict[str, Any] = {"max_tokens": 950}
 LIST = {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 100, "maxItems": 100}
 
 

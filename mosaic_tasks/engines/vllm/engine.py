@@ -25,6 +25,7 @@ from mosaic_queues.errors import (
     CallTimeout,
     ConfigurationError,
     EngineError,
+    EngineGone,
     EngineOverloaded,
     EngineRefused,
 )
@@ -364,10 +365,12 @@ class VLLMEngine:
             if self._llm.output_handler is not None:
                 self._llm.output_handler.cancel()  # it would log the end of EngineCore, and no cause
         for queue in self._open:
-            queue.put(self._death())
+            queue.put(self._death(began=True))
 
-    def _death(self) -> EngineOverloaded:
-        return EngineOverloaded(f"engine {self.spec.alias!r} died: {self.cause}; {self.after_death}")
+    def _death(self, *, began: bool = False) -> EngineGone:
+        gone = EngineGone(f"engine {self.spec.alias!r} died: {self.cause}; {self.after_death}")
+        gone.began = began
+        return gone
 
     # -- inside: requests
 
@@ -437,7 +440,7 @@ class VLLMEngine:
         if self.dead.is_set():
             raise self._death()
         if self._llm is None:
-            raise EngineOverloaded(f"engine {self.spec.alias!r} has not started yet; try again later")
+            raise EngineGone(f"engine {self.spec.alias!r} has not started yet; try again later")
 
     async def _meaning(self, error: Exception, asked: Asked | None = None) -> Exception:
         """The project's error for one of vLLM's."""
@@ -450,7 +453,7 @@ class VLLMEngine:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.dead.wait(), _CAUSE_S)  # vLLM notices it, and knows no cause
                 self._end("EngineCore does not answer any more")
-                return self._death()
+                return self._death(began=True)
             case GracefulHTTPError():
                 return EngineOverloaded(f"engine {self.spec.alias!r} takes no more requests: {said}")
             case VLLMClientError() | ValueError():

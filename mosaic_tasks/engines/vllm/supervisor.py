@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
-from mosaic_queues.errors import EngineOverloaded, MosaicError
+from mosaic_queues.errors import EngineGone, MosaicError
 from mosaic_tasks.engines.protocol import EngineLoad, EngineRequest, Events, Message
 from mosaic_tasks.engines.vllm.engine import START_S, VLLMEngine
 from mosaic_tasks.engines.vllm.spec import ModelSpec
@@ -128,7 +128,7 @@ class Supervisor:
         return self._engine is not None and not self._engine.dead.is_set()
 
     async def _absence(self) -> Events:
-        raise EngineOverloaded(f"engine {self.spec.alias!r} takes no requests: {self._absent}")
+        raise EngineGone(f"engine {self.spec.alias!r} takes no requests: {self._absent}")
         yield  # this is a generator, as `Engine.stream` has to be
 
     async def _started(self, progress: Callable[[str], None]) -> VLLMEngine:
