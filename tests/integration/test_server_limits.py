@@ -205,8 +205,8 @@ def restrict(
     [
         (["-info"], "+info", {"server", "eviction", "memory", "persistence"}),
         (["-time"], "+time", {"clock"}),
-        (["-zrange"], "+zrange", {"workers", "queues"}),
-        (["resetkeys", "~other:*"], "~PATTERN", {"workers", "queues"}),
+        (["-zrange"], "+zrange", {"workers", "queues", "engines"}),
+        (["resetkeys", "~other:*"], "~PATTERN", {"workers", "queues", "engines"}),
     ],
 )
 def test_doctor_names_a_missing_right_and_goes_on(
