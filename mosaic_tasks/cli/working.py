@@ -179,7 +179,9 @@ def _host(app: Celery, sources: list[str] | None, *, gpu: str | None, options: S
     from mosaic_tasks.execution.hosted_models import host_models
 
     if not sources:
-        raise typer.BadParameter("name the model that the worker is to host", param_hint="--model")
+        raise typer.BadParameter(
+            "--gpu and --engine-option are for a worker that hosts a model; name it", param_hint="--model"
+        )
     told = dict(option(text) for text in options)
     specs = [ModelSpec.read(source, options=told) for source in sources]
     aliases = [spec.alias for spec in specs]

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -186,9 +187,10 @@ class BatchingEngine:
             member.batch = batch
         batch.task = asyncio.get_running_loop().create_task(self._run(members))
         self._running.add(batch.task)
-        batch.task.add_done_callback(self._ended)
+        batch.task.add_done_callback(partial(self._ended, members))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, members: list[_Waiting], task: asyncio.Task[None]) -> None:
+        _fail(members, self._closed())  # those of a batch that was cancelled, be it before its first step
         self._running.discard(task)
         self._look()
 
@@ -196,8 +198,6 @@ class BatchingEngine:
         began = asyncio.get_running_loop().time()
         try:
             answers = await self._engine.complete_many([member.request for member in members])
-        except asyncio.CancelledError:
-            _fail(members, self._closed())
         except Exception as error:  # noqa: BLE001 - whatever it is, the members hear of it
             _fail(members, self._meaning(error), cause=error)
         else:

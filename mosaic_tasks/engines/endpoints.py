@@ -273,6 +273,8 @@ class AllRest(Exception):
 
 
 class _Waiter(msgspec.Struct, eq=False):
+    """Who waits for a place; given None, it looks again."""
+
     among: Sequence[Any]
     given: asyncio.Future[Any]
 
@@ -315,27 +317,33 @@ class Group(Generic[S]):
                 raise TimeoutError
 
     def free(self, standing: S) -> None:
-        """Gives a place back; the first that waits for one gets it."""
+        """Gives a place back; the first that waits for one gets it. Where the endpoint rests, the others look again."""
         standing.in_use -= 1
-        for waiter in self._waiters:
-            if not waiter.given.done() and (found := choose(waiter.among, now=_now())):
+        now = _now()
+        waiting = deque(waiter for waiter in self._waiters if not waiter.given.done())
+        for waiter in waiting:
+            if found := choose(waiter.among, now=now):
                 waiter.given.set_result(_taken(found))
-                return
+                waiting.remove(waiter)
+                break
+        if standing.rests_until > now:  # which they do not know if it began after they came
+            for waiter in waiting:
+                waiter.given.set_result(None)
 
     def _next_rest(self, able: Sequence[S], now: float) -> float:
         """When an endpoint that rests, beside those that are full, has rested."""
         return min((one.rests_until for one in able if one.rests_until > now), default=math.inf)
 
     async def _wait(self, able: Sequence[S], until: float) -> S | None:
-        """The place that `free` gave, or None once it is time to look again."""
+        """The place that `free` gave, or None when it is time to look again."""
         waiter = _Waiter(able, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         timeout_s = None if until == math.inf else max(0.0, until - _now())
         try:
             await asyncio.wait([waiter.given], timeout=timeout_s)
         except asyncio.CancelledError:
-            if waiter.given.done():
-                self.free(waiter.given.result())
+            if waiter.given.done() and (given := waiter.given.result()):
+                self.free(given)
             raise
         finally:
             self._waiters.remove(waiter)

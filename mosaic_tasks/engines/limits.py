@@ -3,7 +3,7 @@
 Three families are read: the pauses that a server asks for (`retry-after-ms`, `Retry-After`), what OpenAI and those who
 follow it tell of each limit (`x-ratelimit-remaining-requests`, `x-ratelimit-reset-requests: 6m0s`), and the same in
 Anthropic's form, whose resets are moments (`anthropic-ratelimit-tokens-reset: 2026-01-31T12:00:00Z`). What cannot be
-read says nothing.
+read says nothing, and no pause is believed beyond an hour.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _LIMITS = (
     ),
 )
 """What is left of a limit, and when it is whole again."""
+_LONGEST_S = 3_600.0
+"""More is believed of no server: a wrong header would put its endpoint to rest until the process ends."""
 _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|ms|m|s|us|µs|ns)")
 _MOMENT_S = 1e9
@@ -31,7 +33,7 @@ _MOMENT_S = 1e9
 
 
 def asked_pause_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """The pause that a server asks for before the next request, or None.
+    """The pause that a server asks for before the next request, at most an hour, or None.
 
     Args:
         headers: by name, in small letters.
@@ -39,19 +41,21 @@ def asked_pause_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
     """
     milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
-        return milliseconds / 1000
-    return _until(headers.get("retry-after", ""), now_s)
+        return min(_LONGEST_S, milliseconds / 1000)
+    asked_s = _until(headers.get("retry-after", ""), now_s)
+    return None if asked_s is None else min(_LONGEST_S, asked_s)
 
 
 def reset_pause_s(headers: Mapping[str, str], *, now_s: float) -> float:
-    """Seconds until every limit of which nothing remains is whole again; 0 where something remains of each.
+    """Seconds until every limit of which nothing remains is whole again, at most an hour; 0 where there is none such.
 
     Args:
         headers: by name, in small letters.
         now_s: seconds since 1970.
     """
     used_up = (reset for remaining, reset in _LIMITS if _number(headers.get(remaining, "")) == 0)
-    return max((_until(headers.get(reset, ""), now_s) or 0.0 for reset in used_up), default=0.0)
+    reset_s = max((_until(headers.get(reset, ""), now_s) or 0.0 for reset in used_up), default=0.0)
+    return min(_LONGEST_S, reset_s)
 
 
 def _until(value: str, now_s: float) -> float | None:

@@ -198,20 +198,21 @@ class OpenAIEngine:
         while True:
             server = await self._take(group, call)
             try:
-                async with aclosing(self._attempt(call, server)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except openai.OpenAIError as error:
-                failure = error
-            except CallTimeout as late:
-                if not call.heard and len(call.able) > 1:
-                    self._rest(server, call, str(late))
-                raise
+                try:
+                    async with aclosing(self._attempt(call, server)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except openai.OpenAIError as error:
+                    failure = error
+                except CallTimeout as late:
+                    if not call.heard and len(call.able) > 1:
+                        self._rest(server, call, str(late))
+                    raise
+                # Outside of the handler, so that no traceback shows the client's error: servers repeat keys.
+                self._settle(group, call, server, failure)
             finally:
-                group.free(server)
-            # Outside of the handler, so that no traceback shows the client's error: servers repeat keys.
-            self._settle(group, call, server, failure)
+                group.free(server)  # once it is noted whether it rests, or who waits is sent there at once
 
     # -- which server
 

@@ -205,7 +205,11 @@ async def _ask(
     if not answer.text.strip():
         raise EngineError(
             f"engine {engine.name!r} gave an empty answer (finish reason {answer.finish_reason!r}); "
-            "where a model thinks before it answers, raise max_tokens"
+            + (
+                "where a model thinks before it answers, raise max_tokens"
+                if answer.finish_reason == "length"
+                else "give the node some attempts (retry: 3), or change the prompt"
+            )
         )
     return answer
 

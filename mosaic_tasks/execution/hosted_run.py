@@ -209,6 +209,10 @@ class HostedRun(Holding):
             self._seats[claim] = _Seat(self.claimant, ())
         self._slots.take(len(claims))  # kept: no message brought them
 
+    def holders(self) -> set[str]:
+        """In whose names its calls are claimed."""
+        return {seat.holder for seat in self._seats.values()}
+
     def holder(self, claim: Claim) -> str:
         """In whose name a call is claimed."""
         return self._seats[claim].holder
@@ -228,8 +232,13 @@ class HostedRun(Holding):
 
     # -- the end of calls --------------------------------------------------------------------------------------------
 
-    def settle_landed(self, now: float) -> None:
-        """Settles what has run. When the server is away, what is left stays, for another time."""
+    def settle_landed(self, now: float, *, room: int) -> None:
+        """Settles what has run. When the server is away, what is left stays, for another time.
+
+        Args:
+            room: slots for calls of a fan-out that this process goes on to.
+        """
+        self._room = max(room, 0)
         while self.landed:
             flight, outcome = self.landed[0]
             if callable(outcome):
@@ -274,7 +283,7 @@ class HostedRun(Holding):
 
     def give_up(self, now: float) -> None:
         """Records what has run, and has the rest run again elsewhere. Its messages are not done."""
-        self.settle_landed(now)
+        self.settle_landed(now, room=0)
         self.step(room=0)
         claims = [(claim.call, claim.fence) for claim in self._seats]
         if claims:

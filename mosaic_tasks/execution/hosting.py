@@ -78,6 +78,7 @@ class Host:
         self._runs: dict[str, HostedRun] = {}
         self._touched: dict[str, HostedRun] = {}
         self._in_flight = 0
+        self._waiting = 0
         self._retry_at = 0.0
         self._ticked = self._looked = time.monotonic()
         self._silence = Silence()
@@ -118,13 +119,14 @@ class Host:
         """Cancels what runs, and has it run again elsewhere; its messages are not done. What has run is recorded, if
         the server answers."""
         self._stop()
+        is_ours = not self._clerk.is_alive()
+        if is_ours:
+            self._collect(0.0)  # what ends from now on is nobody's result: it is handed back
         for _run, flight in self._flights():
             self._cancel(flight, ClaimLost("the worker stops"))
-        if not self._clerk.is_alive():
-            self._collect(0.0)
+        for run in list(self._runs.values()) if is_ours else ():
             with suppress(RedisError):
-                for run in list(self._runs.values()):
-                    run.give_up(time.monotonic())
+                run.give_up(time.monotonic())
 
     def close(self) -> None:
         """Ends its threads."""
@@ -142,6 +144,7 @@ class Host:
         while not self._closed:
             try:
                 self._collect(TICK_S if self._is_busy else None)
+                self._waiting = sum(run.waiting for run in self._touched.values())
                 for run in list(self._touched.values()):
                     self._serve(run)
                 self._tick(time.monotonic())
@@ -268,16 +271,20 @@ class Host:
 
     def _advance(self, run: HostedRun) -> None:
         """Transitions until nothing is left to record, and no slot is free or no call waits."""
-        run.settle_landed(time.monotonic())
-        self._start(run)
-        while run.step(room=self._room()):
-            run.close_recorded()
+        self._waiting -= run.waiting
+        try:
+            run.settle_landed(time.monotonic(), room=self._room(run))
             self._start(run)
-        run.close_recorded()
+            while run.step(room=self._room(run)):
+                run.close_recorded()
+                self._start(run)
+            run.close_recorded()
+        finally:
+            self._waiting += run.waiting
 
-    def _room(self) -> int:
-        """Slots for calls that wait here; they are taken already."""
-        waiting = sum(run.waiting for run in self._touched.values())
+    def _room(self, run: HostedRun) -> int:
+        """Slots for calls that wait here, or that a run goes on to; those that wait have taken theirs."""
+        waiting = self._waiting + run.waiting
         return 0 if self._drains else self._slots.limit - self._slots.used + waiting
 
     def _start(self, run: HostedRun) -> None:
@@ -448,6 +455,10 @@ class Host:
             os._exit(STUCK_EXIT)
 
     def _forget(self, run: HostedRun) -> None:
+        for holder in run.holders():
+            self._process.let_go(
+                run.run_id, holder
+            )  # where the run goes on, since its end could not be recorded
         for flight in list(run.flights.values()):
             self._cancel(flight, ClaimLost("the run has failed"))
             flight.is_left = True

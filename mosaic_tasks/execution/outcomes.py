@@ -119,6 +119,7 @@ def usage_of(work: Work, model: str, used: Any) -> Usage:
         used.output_tokens,
         used.cost_usd,
         used.cached_tokens,
+        work.claim.fence,
     )
 
 

@@ -60,5 +60,9 @@ class LoopThread:
 
     def _do(self) -> None:
         self._is_woken = False  # before looking: what comes from now on wakes it again
-        while self._work:
-            self._work.popleft()()
+        try:
+            while self._work:
+                self._work.popleft()()
+        except BaseException:
+            self.loop.call_soon(self._do)  # one that raises does not keep the others
+            raise

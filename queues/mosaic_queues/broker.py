@@ -67,9 +67,8 @@ class Broker:
     def _heads(self, name: str) -> Iterator[float]:
         messages = self._client.execute_command("LRANGE", name, -LOOK_AT, -1)
         for raw in reversed(messages):
-            sent_at = msgspec.json.decode(raw).get("headers", {}).get("sent_at")
-            if sent_at is not None:
-                yield float(sent_at)
+            if (sent_at := _sent_at(raw)) is not None:
+                yield sent_at
                 return
         if len(messages) == LOOK_AT:
             yield UNKNOWN
@@ -97,6 +96,25 @@ class Broker:
             pairs += [(task_id, tag.decode()) for tag, raw in found.items() for task_id in task_ids(raw)]
             if not int(cursor):
                 return pairs
+
+
+class _Headers(msgspec.Struct):
+    sent_at: float
+
+
+class _Message(msgspec.Struct):
+    headers: _Headers
+
+
+_read_message = msgspec.json.Decoder(_Message).decode
+
+
+def _sent_at(raw: bytes) -> float | None:
+    """When a message was published; None for one that is not ours, whatever it is."""
+    try:
+        return _read_message(raw).headers.sent_at
+    except msgspec.MsgspecError:
+        return None
 
 
 def task_ids(raw: bytes) -> list[str]:

@@ -130,7 +130,7 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
         case "ready":
             return Event(event_id, at_ms, kind, tuple(raw[1]), detail=raw[2])
         case "usage":
-            _, call, model, read, written, cost, cached = raw
+            _, call, model, read, written, cost, cached, _fence = raw
             return Event(
                 event_id,
                 at_ms,

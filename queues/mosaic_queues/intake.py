@@ -156,7 +156,7 @@ class Intake(kombu_redis.QoS):
 
     def _arrive(self, queue: str, raw: bytes) -> int:
         message = loads(raw.decode())
-        tag, weight = message["properties"]["delivery_tag"], weight_of(message["headers"])
+        tag, weight = message["properties"]["delivery_tag"], weight_of(message.get("headers"))
         self._noted.add(tag)
         self._delivered[tag] = None  # so that it is put back should the channel close before it is delivered
         self._arrived.append((queue, message, weight))
@@ -164,9 +164,10 @@ class Intake(kombu_redis.QoS):
         return weight
 
 
-def weight_of(headers: dict[str, Any]) -> int:
-    """How many slots a message takes, by its headers."""
-    return int(headers.get(WEIGHT_HEADER) or 1)
+def weight_of(headers: Any) -> int:
+    """How many slots a message takes, by its headers; what is no whole number of at least 1 counts as 1."""
+    weight = headers.get(WEIGHT_HEADER) if isinstance(headers, dict) else None
+    return weight if isinstance(weight, int) and weight >= 1 else 1
 
 
 def _pairs(answer: list[Any]) -> Iterator[tuple[int, bytes]]:

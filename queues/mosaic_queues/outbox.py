@@ -29,7 +29,7 @@ CONSUME_TASK = "mosaic.consume"
 _TASKS = {f".{CLOSE}": CLOSE_TASK, f".{MAILBOX}": CONSUME_TASK}
 """By the end of a call's id; every other call is a `mosaic.call`."""
 
-WEIGHT_HEADER = "slots"
+WEIGHT_HEADER = "mosaic_slots"
 """Header of a message that takes more than one slot of a worker that runs calls together: how many."""
 
 BatchSize = Callable[[str, Sequence[str]], int]

@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 class Usage(NamedTuple):
     """What a call used of an inference engine. `cost_usd` is None where the price is not known; of the input,
-    `cached_tokens` were spared by a prefix cache."""
+    `cached_tokens` were spared by a prefix cache. It is noted once for each claim, whose `fence` it has."""
 
     call: str
     model: str
@@ -70,6 +70,7 @@ class Usage(NamedTuple):
     output_tokens: int
     cost_usd: float | None
     cached_tokens: int = 0
+    fence: int = 0
 
 
 class JoinStep(NamedTuple):

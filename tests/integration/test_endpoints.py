@@ -331,6 +331,18 @@ def test_when_all_rest_for_too_long_the_call_says_so_at_once(write: Write) -> No
     assert "slow down; the next may be made in 1e+03 s" in message
 
 
+def test_who_waits_for_room_is_not_sent_to_an_endpoint_that_just_asked_for_a_pause(write: Write) -> None:
+    async def main() -> None:
+        script = [refused(429, Retry_After="1000"), said("ok")]
+        async with engine_of(write, script, fields=[{"concurrency": 1}]) as (engine, (server,)):
+            calls = [complete(engine, request()) for _ in range(2)]
+            for ended in await asyncio.gather(*calls, return_exceptions=True):
+                assert "the next may be made in 1e+03 s" in str(ended)
+            assert len(server.asked) == 1
+
+    asyncio.run(main())
+
+
 def test_an_endpoint_whose_limit_is_used_up_pauses_until_the_reset(write: Write) -> None:
     async def main() -> float:
         spent = {"X_RateLimit_Remaining_Requests": "0", "X_RateLimit_Reset_Requests": "200ms"}

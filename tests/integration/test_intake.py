@@ -74,8 +74,24 @@ def test_all_that_has_room_is_taken_from_each_queue_in_turn(
 
 
 def test_a_message_may_take_many_slots(connection: Any, taker: Taker) -> None:
-    publish(connection, "a", 5, headers={"slots": 4})
+    publish(connection, "a", 5, headers={"mosaic_slots": 4})
     assert taker.take() == {"a": 2}  # the second is larger than what is left, as nobody can know before
+
+
+@pytest.mark.parametrize("weight", ["A1", 0, -2, 2.5, [3]])
+def test_a_weight_that_is_none_counts_as_one(connection: Any, taker: Taker, weight: Any) -> None:
+    publish(connection, "a", 10, headers={"mosaic_slots": weight})
+    assert taker.take() == {"a": 6}
+
+
+def test_a_message_that_nobody_can_read_stays_where_it_is(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 1)
+    raw = '{"properties": {"delivery_tag": "t"}, "headers": null}'
+    redis_client.lpush("a", raw)
+    assert taker.take() == {"a": 1}
+    assert redis_client.lrange("a", 0, -1) == [raw.encode()]
 
 
 def test_the_most_urgent_come_first(connection: Any, taker: Taker) -> None:

@@ -214,12 +214,23 @@ def test_every_key_of_a_finished_run_expires(ledger: Ledger) -> None:
 
 def test_use_is_recorded_with_the_transition_but_brings_no_run_back(ledger: Ledger) -> None:
     run_id = open_run(ledger, "0")
-    used = Usage("0", "some-model", 10, 20, 0.5)
+    used = Usage("0", "some-model", 10, 20, 0.5, 4, fence=1)
     ledger.advance(run_id, holder="me", usages=[used])
     (event,) = [e for e in read_events(ledger.client, ledger.keys, run_id) if e.kind == "usage"]
     assert (event.detail, event.tokens, event.cost_usd) == ("some-model", (10, 20), 0.5)
+    assert event.cached_tokens == 4
     ledger.advance("gone", holder="me", usages=[used])
     assert ledger.client.keys("*gone*") == []
+
+
+def test_use_is_noted_once_for_each_claim_however_often_it_is_told(ledger: Ledger) -> None:
+    """As after an answer that was lost."""
+    run_id = open_run(ledger, "0")
+    used = Usage("0", "some-model", 10, 20, None, fence=1)
+    for again in (used, used, used._replace(fence=2)):
+        ledger.advance(run_id, holder="me", usages=[again])
+    noted = [e.cost_usd for e in read_events(ledger.client, ledger.keys, run_id) if e.kind == "usage"]
+    assert noted == [None, None]
 
 
 def test_envelopes_come_with_the_claims_that_read_them(ledger: Ledger) -> None:

@@ -259,6 +259,23 @@ def test_a_wrong_number_of_answers_is_an_error() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_closing_ends_a_batch_also_before_its_first_step(turns: int) -> None:
+    """Whichever turn of the loop it comes in."""
+
+    async def main() -> None:
+        engine = windowed(Echo())
+        call = asyncio.create_task(complete(engine, asking("0")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await engine.aclose()
+        with pytest.raises(EngineError, match="was closed"):
+            async with asyncio.timeout(10):
+                await call
+
+    run(main())
+
+
 def test_closing_ends_what_runs_and_what_waits() -> None:
     async def main() -> None:
         echo = Echo()

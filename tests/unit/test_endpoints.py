@@ -169,8 +169,8 @@ def test_the_pause_that_a_server_asks_for(headers: dict[str, str], pause_s: floa
         ("1s", 1.0),
         ("6m0s", 360.0),
         ("20ms", 0.02),
-        ("1h2m3.5s", 3723.5),
-        ("1d", 86400.0),
+        ("0.5h2m3.5s", 1923.5),
+        ("0.01d", 864.0),
         ("12", 12.0),
         ("1800000005", 5.0),
         ("1800000005000", 5.0),
@@ -220,6 +220,16 @@ def test_the_forms_of_a_reset(reset: str, pause_s: float) -> None:
 )
 def test_only_a_limit_that_is_used_up_pauses(headers: dict[str, str], pause_s: float) -> None:
     assert reset_pause_s(headers, now_s=NOW_S) == pause_s
+
+
+@pytest.mark.parametrize(
+    "pause", ["3601", "2h", "1d", "1899999999", "Fri, 15 Jan 2117 08:00:00 GMT", "9" * 400 + "s"]
+)
+def test_no_pause_is_believed_beyond_an_hour(pause: str) -> None:
+    spent = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": pause}
+    assert asked_pause_s({"retry-after": pause}, now_s=NOW_S) == 3600
+    assert asked_pause_s({"retry-after-ms": "1e12"}, now_s=NOW_S) == 3600
+    assert reset_pause_s(spent, now_s=NOW_S) == 3600
 
 
 # Who is asked
@@ -382,6 +392,49 @@ def test_one_that_rests_is_taken_when_the_others_stay_full() -> None:
         rest(group.standings[1], now=0.0, until=4.0, reason="it fell over")
         assert await place(group) == (0.0, "a")
         assert await place(group) == (4.0, "b")
+
+    run(main())
+
+
+def test_those_who_wait_for_room_learn_of_a_rest_that_began_meanwhile() -> None:
+    async def main() -> None:
+        group = Group(standings(a={"concurrency": 1}))
+        (one,) = group.standings
+        await place(group)
+        patient, late, cancelled = (
+            asyncio.create_task(place(group, **options)) for options in ({}, {"deadline": 3.0}, {})
+        )
+        await asyncio.sleep(1)
+        rest(one, now=1.0, until=4.0, reason="its limit is used up")
+        group.free(one)
+        cancelled.cancel()
+        with pytest.raises(AllRest, match="its limit is used up; it rests for 3 s"):
+            await late
+        assert now() == 1.0
+        async with asyncio.timeout(10):
+            assert await patient == (4.0, "a")
+        assert cancelled.cancelled()
+        assert one.in_use == 1
+
+    run(main())
+
+
+def test_a_rest_is_learnt_of_also_when_another_endpoint_goes_to_who_waits_longest() -> None:
+    async def main() -> None:
+        group = Group(standings(a={"concurrency": 1}, b={"concurrency": 1}))
+        first, second = group.standings
+        rest(second, now=0.0, until=2.0, reason="it fell over")
+        await place(group)
+        either, only_a = (
+            asyncio.create_task(place(group, among=among)) for among in (group.standings, (first,))
+        )
+        await asyncio.sleep(1)
+        second.rests_until = 0.0
+        rest(first, now=1.0, until=4.0, reason="its limit is used up")
+        group.free(first)
+        assert await either == (1.0, "b")
+        async with asyncio.timeout(10):
+            assert await only_a == (4.0, "a")
 
     run(main())
 

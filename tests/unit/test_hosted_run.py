@@ -303,8 +303,8 @@ def test_a_failure_is_told_and_noted_once_though_the_server_was_away(held: Held)
     held.ledger.away = 3
     for _ in range(3):
         with pytest.raises(RedisConnectionError):
-            held.run.settle_landed(1.0)
-    held.run.settle_landed(1.0)
+            held.run.settle_landed(1.0, room=8)
+    held.run.settle_landed(1.0, room=8)
     assert (made, held.told, held.ledger.failed) == ([1], ["failed"], [claim.call])
     assert held.run.finished.usages == [usage]
     held.step()

@@ -11,9 +11,19 @@ from mosaic_queues.intake import install_intake, weight_of
 
 
 @pytest.mark.parametrize(
-    ("headers", "weight"), [({}, 1), ({"slots": 7}, 7), ({"slots": None}, 1), ({"slots": "3"}, 3)]
+    ("headers", "weight"),
+    [
+        ({}, 1),
+        ({"mosaic_slots": 7}, 7),
+        ({"mosaic_slots": None}, 1),
+        ({"mosaic_slots": "A1"}, 1),
+        ({"mosaic_slots": [2]}, 1),
+        ({"mosaic_slots": 0}, 1),
+        ({"mosaic_slots": -3}, 1),
+        (None, 1),
+    ],
 )
-def test_a_message_weighs_what_its_header_says(headers: dict[str, Any], weight: int) -> None:
+def test_a_message_weighs_what_its_header_says(headers: Any, weight: int) -> None:
     assert weight_of(headers) == weight
 
 

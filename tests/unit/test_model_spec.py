@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mosaic_queues.errors import ConfigurationError, EngineRefused
 from mosaic_tasks.engines.extractive import ExtractiveEngine
 from mosaic_tasks.engines.registry import close_engines, engine_for, host, model_name
-from mosaic_tasks.engines.vllm.arguments import engine_arguments, prepare_environment
+from mosaic_tasks.engines.vllm.arguments import engine_arguments, hub_variables, prepare_environment
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
 from mosaic_tasks.engines.vllm.journal import Journal
 from mosaic_tasks.engines.vllm.meter import WINDOW_S, Meter, expected_tokens, free_slots
@@ -271,11 +271,21 @@ class TestArguments:
         try:
             prepare_environment(ModelSpec(model="/models/tiny"), cpu=True)
             assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
-            assert os.environ["HF_HUB_OFFLINE"] == "1"
             assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         finally:
             for name in os.environ.keys() - before.keys():
                 del os.environ[name]
+
+    def test_only_a_model_in_a_folder_is_kept_from_the_hub_and_only_while_it_starts(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        prepare_environment(ModelSpec(model=str(model)))
+        assert "HF_HUB_OFFLINE" not in os.environ
+        assert hub_variables(ModelSpec(model=str(model))) == {"HF_HUB_OFFLINE": "1"}
+        assert hub_variables(ModelSpec(model="team/small")) == {}
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        assert hub_variables(ModelSpec(model=str(model))) == {}
 
 
 LLAMA = {
@@ -355,6 +365,18 @@ class TestMeter:
         assert meter.load(taken=0, **room).slots == 10
         assert meter.load(taken=0, **room).preempted == 2
 
+    def test_a_step_that_reads_a_part_of_a_prompt_is_work_and_one_with_nothing_running_is_none(self) -> None:
+        now = 100.0
+        meter = Meter(now=lambda: now)
+        now += 50
+        meter.record(scheduled(running=0, waiting=1), None)
+        assert meter.worked_at == 100
+        meter.record(scheduled(running=1), None)
+        assert meter.worked_at == 150
+        now += 50
+        meter.record(scheduled(running=0), step(generated=1))
+        assert meter.worked_at == 200
+
 
 class TestSlots:
     def test_the_longest_request_of_an_empty_engine_is_taken(self) -> None:
@@ -413,6 +435,19 @@ class TestJournal:
         assert journal.cause() == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
         journal.close()
         assert not path.parent.exists()
+
+    def test_after_the_start_the_last_cause_counts(self) -> None:
+        journal = Journal()
+        path = Path(str(journal.configuration)).with_name("log")
+        with path.open("a") as log:
+            log.write("ERROR ImportError: no module that nobody needs\n")
+            log.flush()
+            journal.started()
+            assert journal.cause() == ""
+            log.write("ERROR ValueError: one request was wrong\nERROR OSError: the disk is gone\n")
+        assert journal.cause() == "OSError: the disk is gone"
+        journal.close()
+        journal.close()
 
     def test_a_user_who_configures_logging_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "0")

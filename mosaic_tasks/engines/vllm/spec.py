@@ -128,8 +128,11 @@ class ModelSpec(BaseModel):
 
 
 def is_path(model: str) -> bool:
-    """Whether `model` is meant as a path: it begins like one, has more than one slash, or is there."""
-    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1 or Path(model).is_dir()
+    """Whether `model` is meant as a path: it begins like one, has more than one slash, or is there, or its first
+    folder is."""
+    begins = ("/", "./", "../", "~")
+    first = model.partition("/")[0]
+    return model.startswith(begins) or model.count("/") > 1 or Path(model).is_dir() or Path(first).is_dir()
 
 
 def option(text: str) -> tuple[str, Any]:

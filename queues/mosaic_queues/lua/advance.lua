@@ -7,7 +7,8 @@
 --      fields  {{place in done, name, {joins}}}   parts of outputs that are waited for; their envelopes follow those of done
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
---      notes   {event}   what the calls used: recorded as it is, also for stale calls, for it was spent
+--      notes   {event}   what the calls used: recorded also for stale calls, for it was spent, but once for each claim; an event
+--              has the id of its call in its second place, the fence of its claim in its eighth
 --      read    {ids}   finished calls whose envelopes the claimed calls need
 --      open    {{mailbox, {streams}}}, limit   of `claim`: what they would read first comes with their claims
 --      keep, serves   how many newly ready calls to claim, on which queues
@@ -53,7 +54,9 @@ for i, field in ipairs(arg.fields or {}) do
 end
 
 if #arg.notes > 0 and redis.call('EXISTS', RUN) == 1 then
-  for _, note in ipairs(arg.notes) do events[#events + 1] = note end
+  for _, note in ipairs(arg.notes) do
+    if redis.call('HSETNX', RUN, 'u:' .. note[2] .. ':' .. note[8], 1) == 1 then events[#events + 1] = note end
+  end
 end
 
 local woken = {}

@@ -3,7 +3,7 @@
 --   a priority in the order of the consumer's turns.
 -- ARGV: now (Unix seconds), room (how much may be taken), queues (lists of one priority), acknowledged (count), their
 --   tags, then perhaps the tag and the entry of a message that came and is to be noted.
--- A message weighs what its header `slots` says, otherwise 1. What is taken is noted as unacked in the same step, as
+-- A message weighs what its header `mosaic_slots` says, a whole number of at least 1, otherwise 1. What is taken is noted as unacked in the same step, as
 -- kombu notes it: a message is never in neither place.
 -- Returns {index of the list, message, ...} of what was taken.
 local unacked, index = KEYS[1], KEYS[2]
@@ -29,7 +29,8 @@ local function take(position)
   if not raw then return false end
   local readable, message = pcall(cjson.decode, raw)
   local properties = readable and type(message) == 'table' and message.properties
-  if type(properties) ~= 'table' or type(properties.delivery_tag) ~= 'string' then
+  if type(properties) ~= 'table' or type(properties.delivery_tag) ~= 'string'
+      or type(properties.delivery_info) ~= 'table' then
     redis.call('RPUSH', list, raw)
     return false
   end
@@ -38,8 +39,9 @@ local function take(position)
     '[' .. raw .. ', ' .. cjson.encode(info.exchange) .. ', ' .. cjson.encode(info.routing_key) .. ']')
   taken[#taken + 1] = position
   taken[#taken + 1] = raw
-  local headers = message.headers
-  room = room - (type(headers) == 'table' and tonumber(headers.slots) or 1)
+  local weight = type(message.headers) == 'table' and message.headers.mosaic_slots
+  local is_weight = type(weight) == 'number' and weight >= 1 and weight == math.floor(weight)
+  room = room - (is_weight and weight or 1)
   return true
 end
 
