@@ -59,7 +59,9 @@ def chain(producer: str, **arguments: Any) -> Workflow:
         "total": tool("total", {"values": "${doubled}"}, edges={"doubled": "stream"}),
         "both": tool("both", {"a": "${doubled}", "b": "${total}"}),
     }
-    defaults = {"retry": {"attempts": 20, "delay": 0.1, "factor": 1}}  # the tools tell the server what they do
+    defaults = {
+        "retry": {"attempts": 20, "delay": 0.1, "factor": 1}
+    }  # the tools tell the server what they do
     return Workflow.from_data({"name": "chain", "nodes": nodes, "output": "both", "defaults": defaults})
 
 

@@ -27,6 +27,8 @@ from tests.engine.models import with_truncated_weights, without_config, write_mo
 Tiny = Hosted[VLLMEngine]
 
 RUNNING = 4
+CHUNK = 128
+"""Tokens of a prompt that one step reads."""
 ENDLESS = {"max_tokens": 900, "temperature": 1.0, "seed": 7}
 ANSWER = {
     "type": "object",
@@ -43,7 +45,10 @@ def tiny(tiny_model: Path, tiny_adapter: Path) -> Iterator[Tiny]:
         tiny_model,
         max_running=RUNNING,
         adapters={"tone": tiny_adapter},
-        options={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+        options={
+            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+            "max_num_batched_tokens": CHUNK,
+        },
     )
     with hosted(VLLMEngine(spec)) as engine:
         yield engine
@@ -260,6 +265,31 @@ class TestDropping:
 
         assert tiny.run(cancel()) == 1
 
+    def test_a_task_that_is_cancelled_while_vllm_takes_its_request(
+        self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = tiny.engine._llm.engine_core
+        add = core.add_request_async
+
+        async def cancel() -> int:
+            added = asyncio.Event()
+
+            async def add_and_stay(request: Any) -> None:
+                await add(request)
+                added.set()
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(core, "add_request_async", add_and_stay)
+            task = asyncio.create_task(complete(tiny.engine, ask("Go", **ENDLESS)))
+            await added.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            monkeypatch.setattr(core, "add_request_async", add)
+            return await self._running_beside(tiny.engine)
+
+        assert tiny.run(cancel()) == 1
+
     def test_a_time_that_has_passed(self, tiny: Tiny) -> None:
         async def late() -> int:
             with pytest.raises(CallTimeout, match=r"engine 'tiny' did not answer within 0\.0"):
@@ -267,6 +297,26 @@ class TestDropping:
             return await self._running_beside(tiny.engine)
 
         assert tiny.run(late()) == 1
+
+
+class TestWork:
+    def test_reading_a_long_prompt_counts_before_there_is_a_token(
+        self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        meter = tiny.engine.meter
+        record = meter.record
+        silent: list[bool] = []
+
+        def watched(scheduler: Any, iteration: Any) -> None:
+            before = meter.worked_at
+            record(scheduler, iteration)
+            if iteration is None and scheduler.num_running_reqs:
+                silent.append(meter.worked_at > before)
+
+        monkeypatch.setattr(meter, "record", watched)
+        tiny.run(complete(tiny.engine, ask("unlike what was asked before " * 20, max_tokens=1)))
+        assert silent
+        assert all(silent)
 
 
 class TestRefusals:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import struct
+import threading
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_queues.errors import ConfigurationError, EngineRefused
+from mosaic_queues.errors import CallTimeout, ConfigurationError, EngineRefused
 from mosaic_tasks.engines.extractive import ExtractiveEngine
+from mosaic_tasks.engines.protocol import EngineLoad
 from mosaic_tasks.engines.registry import close_engines, engine_for, host, model_name
 from mosaic_tasks.engines.vllm.arguments import engine_arguments, hub_variables, prepare_environment
+from mosaic_tasks.engines.vllm.engine import VLLMEngine
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
 from mosaic_tasks.engines.vllm.journal import Journal
 from mosaic_tasks.engines.vllm.meter import WINDOW_S, Meter, expected_tokens, free_slots
+from mosaic_tasks.engines.vllm.orphans import Guard
 from mosaic_tasks.engines.vllm.room import planned
 from mosaic_tasks.engines.vllm.spec import ModelSpec, check_options, option
-from mosaic_tasks.engines.vllm.supervisor import Supervision, pause_s
+from mosaic_tasks.engines.vllm.supervisor import Supervision, Supervisor, pause_s
 
 LAYER = "model.layers.0.self_attn.q_proj"
 
@@ -265,23 +269,25 @@ class TestArguments:
         with pytest.raises(ConfigurationError, match="rank 1000; vLLM takes 512 at most"):
             engine_arguments(spec, cpu=False, lora_rank=1000)
 
-    def test_what_the_user_set_in_the_environment_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_the_user_set_in_the_environment_stays(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         before = dict(os.environ)
         monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
         try:
-            prepare_environment(ModelSpec(model="/models/tiny"), cpu=True)
+            prepare_environment(ModelSpec(model=str(model)), cpu=True)
             assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
             assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+            assert "HF_HUB_OFFLINE" not in os.environ  # another model may have to be fetched
         finally:
             for name in os.environ.keys() - before.keys():
                 del os.environ[name]
 
-    def test_only_a_model_in_a_folder_is_kept_from_the_hub_and_only_while_it_starts(
+    def test_only_a_model_in_a_folder_is_kept_from_the_hub(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        prepare_environment(ModelSpec(model=str(model)))
-        assert "HF_HUB_OFFLINE" not in os.environ
         assert hub_variables(ModelSpec(model=str(model))) == {"HF_HUB_OFFLINE": "1"}
         assert hub_variables(ModelSpec(model="team/small")) == {}
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -454,6 +460,58 @@ class TestJournal:
         journal = Journal()
         assert journal.configuration is None
         journal.close()
+
+
+class TestEnding:
+    @pytest.mark.parametrize(
+        ("code", "told"),
+        [
+            (-9, "EngineCore (pid 1234) was killed by SIGKILL"),
+            (1, "EngineCore (pid 1234) ended with code 1: OSError: the disk is gone"),
+        ],
+    )
+    def test_what_was_logged_is_the_cause_unless_a_signal_is(self, code: int, told: str) -> None:
+        async def ended() -> str:
+            engine = VLLMEngine(ModelSpec(model="team/small"))
+            engine._journal = Journal()
+            path = Path(str(engine._journal.configuration)).with_name("log")
+            path.write_text("ERROR OSError: the disk is gone\n")
+            engine._core_ended(SimpleNamespace(pid=1234, exitcode=code, sentinel=0))
+            await engine.aclose()
+            return engine.cause
+
+        assert asyncio.run(ended()) == told
+
+    def test_the_loop_goes_on_while_processes_are_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looking: list[int] = []
+
+        def looked(_: object = None) -> list[int]:
+            looking.append(threading.get_ident())
+            return []
+
+        monkeypatch.setattr(Guard, "close", looked)
+        monkeypatch.setattr(VLLMEngine, "pids", looked)
+
+        async def close() -> None:
+            await VLLMEngine(ModelSpec(model="team/small")).aclose()
+
+        asyncio.run(close())
+        assert len(looking) == 2
+        assert threading.get_ident() not in looking
+
+    @pytest.mark.parametrize("works", [True, False])
+    def test_an_engine_that_answers_others_did_not_hang(self, works: bool) -> None:
+        meter, killed = Meter(), []
+
+        async def probe(_: float) -> None:
+            meter.worked_at += works
+            raise CallTimeout("engine 'small' did not answer within 3 s")
+
+        engine: Any = SimpleNamespace(
+            meter=meter, probe=probe, kill=killed.append, load=lambda: EngineLoad(running=1)
+        )
+        asyncio.run(Supervisor(ModelSpec(model="team/small"))._probe(engine, 4.0))
+        assert len(killed) == (not works)
 
 
 class TestHosting:

@@ -26,6 +26,7 @@ _ON_CPU = {
     # More threads fight for the processors unless Intel's OpenMP is preloaded.
     "OMP_NUM_THREADS": "1",
 }
+_OFFLINE = "HF_HUB_OFFLINE"
 _CPU_CACHE_GB = 1.0
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM can be set up for."""
@@ -39,12 +40,18 @@ def prepare_environment(spec: ModelSpec, *, cpu: bool | None = None) -> None:
         cpu: whether vLLM runs without a GPU; None before it is imported.
     """
     wanted = dict(_EVERYWHERE)
-    if spec.folder is not None:
-        wanted["HF_HUB_OFFLINE"] = "1"
     if cpu and spec.tensor_parallel == 1:
         wanted |= _ON_CPU
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+
+
+def hub_variables(spec: ModelSpec) -> Mapping[str, str]:
+    """What keeps the processes of a model that lies in a folder from asking the hub, where the user did not set it.
+
+    Only theirs: another model in this process may have to be fetched.
+    """
+    return {} if spec.folder is None or _OFFLINE in os.environ else {_OFFLINE: "1"}
 
 
 def engine_arguments(

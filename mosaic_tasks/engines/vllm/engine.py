@@ -39,12 +39,12 @@ from mosaic_tasks.engines.protocol import (
     TextDelta,
     Usage,
 )
-from mosaic_tasks.engines.vllm.arguments import GIB, checked_arguments, prepare_environment
+from mosaic_tasks.engines.vllm.arguments import GIB, checked_arguments, hub_variables, prepare_environment
 from mosaic_tasks.engines.vllm.asking import Asked, Asker
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
 from mosaic_tasks.engines.vllm.journal import Journal, quiet_deaths, shortened
 from mosaic_tasks.engines.vllm.meter import Meter, stat_logger
-from mosaic_tasks.engines.vllm.orphans import Guard, kill_marked, marked, marking
+from mosaic_tasks.engines.vllm.orphans import Guard, environment, kill_marked, marked, marking
 from mosaic_tasks.engines.vllm.room import check_room
 from mosaic_tasks.engines.vllm.spec import ModelSpec
 
@@ -156,9 +156,10 @@ class VLLMEngine:
             with contextlib.suppress(AttributeError):  # it did not come so far
                 del self._asker
             gc.collect()  # it is full of cycles, and would shut itself down once more when the interpreter ends
-        self._guard.close()
+        await asyncio.to_thread(self._guard.close)
         until = time.monotonic() + _END_S
-        while self.pids() and time.monotonic() < until:  # memory is free when its owner is gone
+        # Memory is free when its owner is gone.
+        while await asyncio.to_thread(self.pids) and time.monotonic() < until:
             await asyncio.sleep(_CODE_S)
         if self._journal is not None:
             self._journal.close()
@@ -227,8 +228,8 @@ class VLLMEngine:
 
     @property
     def quiet_s(self) -> float:
-        """How long no token came although there are requests; 0 if there are none."""
-        return time.monotonic() - self.meter.last_token_at if self._open else 0.0
+        """How long it got on with none of its requests; 0 if there are none."""
+        return time.monotonic() - self.meter.worked_at if self._open else 0.0
 
     def load(self) -> EngineLoad:
         """What the engine does at the moment."""
@@ -287,7 +288,7 @@ class VLLMEngine:
         if self._building is None:
             return
         while not self._building.done():
-            kill_marked(self._guard.mark)
+            await asyncio.to_thread(kill_marked, self._guard.mark)
             await asyncio.wait([self._building], timeout=_LOOK_S)
         self._building.exception()  # is of no interest any more
         self._building = None
@@ -312,7 +313,7 @@ class VLLMEngine:
             arguments.setdefault("logging_config", LoggingConfig(pylogging_config_file=journal.configuration))
         quiet_deaths()
         resource_tracker.ensure_running()  # of this process, so it must not carry the mark
-        with _one_at_a_time, marking(self._guard.mark):
+        with _one_at_a_time, marking(self._guard.mark), environment(hub_variables(self.spec)):
             config = AsyncEngineArgs(**arguments).create_engine_config()
             check_room(self.spec, config, cpu=cpu)
             loggers = [stat_logger(self.meter)]
@@ -336,7 +337,8 @@ class VLLMEngine:
             loop.call_later(_CODE_S, self._core_ended, process, looks - 1)
             return
         assert self._journal is not None
-        told = self._journal.cause()
+        # A signal is the cause itself: what was logged before is of something else.
+        told = "" if (process.exitcode or 0) < 0 else self._journal.cause()
         how = f"EngineCore (pid {process.pid}) {_ending(process.exitcode)}"
         self._end(f"{how}: {told}" if told else how)
 
@@ -378,7 +380,7 @@ class VLLMEngine:
         """The queue of the request's outputs, once vLLM has the request."""
         self._check_alive()
         if not self._open:
-            self.meter.last_token_at = time.monotonic()
+            self.meter.worked_at = time.monotonic()
         name = f"{self.spec.alias}-{next(_names)}"
         try:
             queue = await self._llm.add_request(
@@ -388,7 +390,11 @@ class VLLMEngine:
                 lora_request=asked.adapter,
                 priority=asked.priority,
             )
-        except Exception as error:
+        except BaseException as error:
+            if not self.dead.is_set():
+                await self._llm.abort(name)  # left half-way, it may be there already
+            if not isinstance(error, Exception):
+                raise
             raise await self._meaning(error, asked) from error
         self._check_alive()  # it may have died while the request was under way to it
         self._open.add(queue)

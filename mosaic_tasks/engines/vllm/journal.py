@@ -48,6 +48,7 @@ class Journal:
         (self.folder / "logging.json").write_text(json.dumps(_logging(self._log)), encoding="utf-8")
         self._told: set[str] = set()
         self._text = ""
+        self._over = False
 
     @property
     def configuration(self) -> str | None:
@@ -64,25 +65,33 @@ class Journal:
         return fresh
 
     def cause(self) -> str:
-        """The first error that a process logged, on one line; empty if there is none."""
+        """Why it fails, on one line: the first error that a process logged during the start, the last one after it.
+
+        Empty if there is none. A start fails by its first error; an engine that runs has outlived all but the last.
+        """
         self._text += self._file.read()
         found = [f"{kind.rpartition('.')[2]}: {said}" for kind, said in _CAUSE.findall(self._text)]
         telling = [line for line in found if not any(empty in line for empty in _EMPTY_CAUSES)]
-        return shortened((telling or found or [""])[0])
+        return shortened((telling or found or [""])[-1 if self._over else 0])
 
     def started(self) -> None:
         """The start is over: the names go, what is open stays readable until `close`."""
+        self._over = True
         self._text = ""
+        self._file.seek(0, os.SEEK_END)
+        self._leave()
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._leave()
+        self._file.close()
+
+    def _leave(self) -> None:
         logger = logging.getLogger("vllm")
         for handler in [handler for handler in logger.handlers if _writes(handler, self._log)]:
             logger.removeHandler(handler)
             handler.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def close(self) -> None:
-        """Gives the file back."""
-        self.started()
-        self._file.close()
 
 
 def shortened(text: str) -> str:

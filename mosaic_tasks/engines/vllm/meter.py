@@ -83,7 +83,7 @@ class Meter:
     Attributes:
         running, waiting, kv_use: what vLLM told after its last step.
         preempted: requests that vLLM took out of its batch, since the start.
-        last_token_at: by the clock.
+        worked_at: when the engine last got on with a request, by the clock: a token, or a part of a prompt.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -95,7 +95,7 @@ class Meter:
         self.waiting = 0
         self.kv_use = 0.0
         self.preempted = 0
-        self.last_token_at = now()
+        self.worked_at = now()
 
     def record(self, scheduler: Any, iteration: Any) -> None:
         """Takes vLLM's `SchedulerStats` and `IterationStats`; either may be None."""
@@ -109,6 +109,9 @@ class Meter:
         if iteration is not None:
             self._read(iteration, step)
         now = self._now()
+        # A step that reads a part of a long prompt gives no token, and is told with the queue only.
+        if step.generated_tokens or (scheduler is not None and self.running):
+            self.worked_at = now
         if self._steps and now - self._steps[-1][0] < TOGETHER_S:
             self._steps[-1][1].add(step)
         else:
@@ -163,8 +166,6 @@ class Meter:
         step.gaps = len(iteration.inter_token_latencies_iter)
         step.gap_s = sum(iteration.inter_token_latencies_iter)
         self.preempted += iteration.num_preempted_reqs
-        if step.generated_tokens:
-            self.last_token_at = self._now()
 
     def _forget(self) -> None:
         old = self._now() - WINDOW_S

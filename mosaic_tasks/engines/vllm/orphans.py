@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 VARIABLE = "MOSAIC_ENGINE_MARK"
@@ -51,10 +51,14 @@ def kill_marked(mark: str) -> list[int]:
     return killed
 
 
-@contextlib.contextmanager
-def marking(mark: str) -> Iterator[None]:
+def marking(mark: str) -> contextlib.AbstractContextManager[None]:
     """All that this process starts inside carries `mark`. One at a time: the environment is the process's."""
-    changed = {VARIABLE: mark, _KEEPS_ENVIRONMENT: "1"}
+    return environment({VARIABLE: mark, _KEEPS_ENVIRONMENT: "1"})
+
+
+@contextlib.contextmanager
+def environment(changed: Mapping[str, str]) -> Iterator[None]:
+    """All that this process starts inside has these variables; afterwards they are as before."""
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
@@ -97,10 +101,10 @@ class Guard:
     def close(self) -> list[int]:
         """Kills what is left of the engine, then ends the guard; says what was left."""
         left = kill_marked(self.mark)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
         return left
 
 

@@ -1,7 +1,8 @@
 """Keeps one engine alive: hears of its death, notices when it hangs, starts it again, and knows when to stop.
 
-An engine that takes requests and gives no token is not healthy, whatever its process looks like. So when no token came
-for a while although there are requests, it is asked for one token; if that does not come either, it is killed.
+An engine that takes requests and does nothing for them is not healthy, whatever its process looks like. So when it gave
+no token and read no prompt for a while although there are requests, it is asked for one token; if that does not come
+either, and nothing else does, it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Supervision(msgspec.Struct, frozen=True):
 
     Attributes:
         start_s: a start may take so long.
-        probe_s: no token for so long, though there are requests: it is asked for one, and has as long again.
+        probe_s: no token and no part of a prompt read for so long, though there are requests: it is asked for a token,
+            and has as long again.
         look_s: how often that is looked at.
         deaths: after so many within `window_s` it is not started again.
         base_s: pause before the first restart; it doubles with each further death, up to `max_s`.
@@ -175,9 +177,12 @@ class Supervisor:
                 await self._probe(engine, quiet_s)
 
     async def _probe(self, engine: VLLMEngine, quiet_s: float) -> None:
+        before = engine.meter.worked_at
         try:
             await engine.probe(self._policy.probe_s)
         except MosaicError as error:
+            if engine.meter.worked_at > before:
+                return  # it is full, and works on the others
             running = engine.load().running
             engine.kill(f"it hung: no token for {quiet_s:.0f} s with {running} requests, then {error}")
 
