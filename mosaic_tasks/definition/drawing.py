@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from mosaic_queues.documents import path_text
 from mosaic_tasks.definition.grammar import Node
 from mosaic_tasks.definition.plan import Edge
-from mosaic_tasks.definition.references import path_text
 from mosaic_tasks.definition.validation import Facts
 from mosaic_tasks.definition.workflow import Workflow
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from mosaic_queues.documents import path_text
 from mosaic_tasks.definition.grammar import EdgeRule, Node
 from mosaic_tasks.definition.plan import Batch, Edge, Path, Ref
-from mosaic_tasks.definition.references import ReferenceSyntaxError, did_you_mean, parse, path_text, refs_in
+from mosaic_tasks.definition.references import ReferenceSyntaxError, did_you_mean, parse, refs_in
 from mosaic_tasks.definition.schemas import NoSuchPath, Schema, schema_at
 from mosaic_tasks.definition.templates import TemplateProblem, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec

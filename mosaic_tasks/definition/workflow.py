@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
+from mosaic_queues.documents import dump
 from mosaic_queues.errors import DefinitionError
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.grammar import (
@@ -19,7 +20,7 @@ from mosaic_tasks.definition.grammar import (
     Node,
     RetryRule,
 )
-from mosaic_tasks.definition.loading import Problem, Source, dump, read_source, told
+from mosaic_tasks.definition.loading import Problem, Source, told
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import Path as DataPath
 from mosaic_tasks.definition.references import did_you_mean
@@ -73,7 +74,7 @@ class Workflow(Definition):
         Raises:
             DefinitionError: as `from_yaml`, or the file cannot be read.
         """
-        return cls._from_source(read_source(path))
+        return cls._from_source(Source.read(path))
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], *, source: Source | None = None) -> Self:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
+from mosaic_queues.documents import path_text
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group, JoinStep, Release
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, NodePlan, Path, Plan
-from mosaic_tasks.definition.references import Label, label_in, path_text, prepare, refs_in
+from mosaic_tasks.definition.references import Label, label_in, prepare, refs_in
 from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
 from mosaic_tasks.execution.sharing import Lengths

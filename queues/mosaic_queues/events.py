@@ -14,6 +14,7 @@ from mosaic_queues.transitions import process_of
 EventKind = Literal[
     "opened",
     "ready",
+    "routed",
     "claimed",
     "done",
     "skipped",
@@ -38,8 +39,10 @@ class Event(NamedTuple):
         calls: the calls it happened to, empty for the run itself.
         holder: the process, where one acted.
         detail: queue of `ready`; error of `retry` and `failed`; item count of `expanded`; status of `closed`;
-            workflow name of `opened`; model of `usage`; number of the new epoch of `redo`, whose calls are its nodes.
-        pause_ms: of `retry`.
+            workflow name of `opened`; model of `usage`; number of the new epoch of `redo`, whose calls are its nodes;
+            reason of `routed`.
+        target: of `routed`.
+        pause_ms: of `retry`, and of `routed` where it goes nowhere yet.
         tokens: of `usage`: input and output.
         cached_tokens: of `usage`: so many of the input were spared by a prefix cache.
         cost_usd: of `usage`, None where the price is not known.
@@ -55,6 +58,7 @@ class Event(NamedTuple):
     tokens: tuple[int, int] = (0, 0)
     cached_tokens: int = 0
     cost_usd: float | None = None
+    target: str = ""
 
 
 def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> list[Event]:
@@ -141,6 +145,9 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
                 cached_tokens=int(cached),
                 cost_usd=None if cost == "" else cost,
             )
+        case "routed":
+            _, call, target, reason, pause_ms = raw
+            return Event(event_id, at_ms, kind, (call,), detail=reason, pause_ms=int(pause_ms), target=target)
         case "expanded":
             return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))
         case "retry":

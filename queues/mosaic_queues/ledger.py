@@ -16,7 +16,7 @@ from redis import Redis
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.keys import Keys
 from mosaic_queues.scripts import Script
-from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Flush, chunks_of
+from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Flush, Letter, chunks_of
 from mosaic_queues.transitions import (
     Advance,
     CallState,
@@ -28,6 +28,7 @@ from mosaic_queues.transitions import (
     LiveCall,
     Redo,
     Release,
+    Route,
     RunRecord,
     RunStatus,
     Standing,
@@ -165,10 +166,14 @@ class Ledger:
         flushes: Sequence[Flush],
         fields: Sequence[Field] = (),
         joins: Sequence[JoinStep] = (),
+        letters: Sequence[Letter] = (),
     ) -> list[Group]:
         """Appends chunks of a claimed call to its streams, announces complete fields, and returns the calls to publish.
 
         Repeating it changes nothing.
+
+        Args:
+            letters: of readers; a reader that is woken and has one is sent it in the same step, and is not returned.
 
         Raises:
             ClaimLost: the claim is not this one any more.
@@ -181,6 +186,7 @@ class Ledger:
             "flushes": [flush.argument() for flush in flushes],
             "fields": [(field.name, field.joins) for field in fields],
             "joins": joins,
+            "letters": {letter.call: letter[1:] for letter in letters},
         }
         data = [chunk.data for flush in flushes for chunk in flush.chunks] + [
             field.envelope for field in fields
@@ -351,6 +357,14 @@ class Ledger:
     def wake(self, run_id: str, calls: Sequence[str], *, now_ms: int) -> list[Group]:
         """Makes due calls ready and restarts the clock of calls whose message is lost; returns what to publish."""
         return _groups(_WAKE(self.client, self.keys.run(run_id), {"calls": calls, "now_ms": now_ms}))
+
+    def route(self, run_id: str, routes: Sequence[Route]) -> list[str]:
+        """Says where ready calls go. Returns those that go at once and that nobody has claimed, to be published."""
+        if not routes:
+            return []
+        argument = {"routes": [route[:5] for route in routes]}
+        envelopes = [route.envelope for route in routes]
+        return list(_ROUTE(self.client, self.keys.run(run_id), argument, envelopes))
 
     def end_run(self, run_id: str, status: Literal["failed", "cancelled"], error: str) -> bool:
         """Ends a run from outside. False when it is unknown or already over."""
@@ -541,4 +555,5 @@ _EXPAND = Script("expand")
 _FAIL = Script("fail")
 _REOPEN = Script("reopen")
 _WAKE = Script("wake")
+_ROUTE = Script("route")
 _END_RUN = Script("end_run")

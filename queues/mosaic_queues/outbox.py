@@ -10,12 +10,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from celery import Celery, chord
 from kombu.exceptions import OperationalError
+from redis import Redis
 
+from mosaic_queues.broker import is_redis
+from mosaic_queues.streams import Letter
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group
 
 log = structlog.get_logger(__name__)
@@ -35,6 +38,9 @@ WEIGHT_HEADER = "mosaic_slots"
 BatchSize = Callable[[str, Sequence[str]], int]
 """How many of these calls, in this queue, one message may carry."""
 
+_STENCIL_ID, _STENCIL_S = "-stencil-", 1234567890.0625
+"""What stands in a stencil for the id of a message, and for the time when it is sent."""
+
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 
 
@@ -43,15 +49,33 @@ def one_call_a_message(_queue: str, _calls: Sequence[str]) -> int:
     return 1
 
 
+class Stencil(NamedTuple):
+    """The letters of one call, each with an id and a time of its own."""
+
+    call: str
+    queue: str
+    key: str
+    text: str
+    clock: Callable[[], float]
+
+    def letter(self) -> Letter:
+        """One to be sent now."""
+        text = self.text.replace(_STENCIL_ID, uuid.uuid4().hex).replace(repr(_STENCIL_S), repr(self.clock()))
+        return Letter(self.call, self.queue, self.key, text)
+
+
 class Outbox:
     """Sends calls to the queues they wait for.
 
     Args:
         clock: the server's time in Unix seconds; messages carry it, and the sweeper compares it with the ledger's.
+        ledger: a client of the ledger's server, whose transitions may put messages into queues there.
     """
 
-    def __init__(self, app: Celery, *, clock: Callable[[], float] = time.time) -> None:
-        self._app, self._clock = app, clock
+    def __init__(
+        self, app: Celery, *, clock: Callable[[], float] = time.time, ledger: Redis | None = None
+    ) -> None:
+        self._app, self._clock, self._ledger = app, clock, ledger
 
     def publish(
         self,
@@ -101,6 +125,34 @@ class Outbox:
             return True
         return False
 
+    def stencil(self, run_id: str, queue: str, call: str, *, priority: int = 0) -> Stencil | None:
+        """For letters of a call: its messages as a transition puts them into their queue itself.
+
+        None: the broker is not the ledger's server, or does more than to put a message into a list.
+        """
+        with self._producer(run_id, batch=False) as producer:
+            if not self._is_at_ledger(producer):
+                return None
+            noted = _Noting(producer.channel)
+            sender = self._app.amqp.Producer(noted, auto_declare=False)
+            self._send(sender, run_id, queue, [call], _STENCIL_S, priority, task_id=_STENCIL_ID)
+            if [name for name, *_ in noted.commands] != ["lpush"]:
+                return None
+            _, key, text = noted.commands[0]
+            text = text.replace(noted.delivery_tag, _STENCIL_ID)
+            return Stencil(call, queue, f"{producer.channel.global_keyprefix}{key}", text, self._clock)
+        return None
+
+    def _is_at_ledger(self, producer: Any) -> bool:
+        """Whether broker and ledger are one database of one server, for the same user."""
+        if self._ledger is None or not is_redis(producer.connection):
+            return False
+        places = [
+            [pool.connection_kwargs.get(name) for name in ("path", "host", "port", "db", "username")]
+            for pool in (self._ledger.connection_pool, producer.channel.pool)
+        ]
+        return places[0] == places[1] and any(places[0][:2])
+
     def _chord(self, run_id: str, messages: Sequence[Group], close: Group) -> Any:
         """The chord of a fan-out; None when nothing of its header is to be published."""
         if not messages:
@@ -141,10 +193,11 @@ class Outbox:
         calls: Sequence[str],
         sent_at: float,
         priority: int,
+        task_id: str | None = None,
         **group: Any,
     ) -> None:
         message = self._app.amqp.as_task_v2(
-            uuid.uuid4().hex,
+            task_id or uuid.uuid4().hex,
             _TASKS.get(calls[0][-2:], CALL_TASK),
             (run_id, calls),
             root_id=run_id,
@@ -168,6 +221,32 @@ class Outbox:
             retry_policy=_RETRY,
             **message.properties,
         )
+
+
+class _Noting:
+    """A channel of kombu's Redis transport that notes what it would send, for a producer that sends one message.
+
+    Attributes:
+        commands: names, keys without the channel's prefix, and arguments.
+        delivery_tag: the message's.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self.commands: list[tuple[Any, ...]] = []
+        self.delivery_tag = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def basic_publish(self, message: Any, **options: Any) -> None:
+        """Has the channel put the message into a batch, which is this."""
+        self._channel.basic_publish(message, _publish_batch=self, **options)
+        self.delivery_tag = message["properties"]["delivery_tag"]
+
+    def add(self, *command: Any) -> None:
+        """Called by the channel."""
+        self.commands.append(command)
 
 
 def keep_client(channel: Any) -> None:

@@ -64,6 +64,21 @@ class Flush(NamedTuple):
         return (self.stream, self.number, self.readers, heads)
 
 
+class Letter(NamedTuple):
+    """The message of a mailbox, for the transition that wakes it: put into the queue in the same step, where the broker
+    is the ledger's server.
+
+    Attributes:
+        key: of the broker's list.
+        text: the message as the broker holds it.
+    """
+
+    call: str
+    queue: str
+    key: str
+    text: str
+
+
 class Grow(NamedTuple):
     """Calls for new items of a fan-out that still grows: `calls` with the envelopes of their items.
 

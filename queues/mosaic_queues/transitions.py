@@ -81,6 +81,28 @@ class JoinStep(NamedTuple):
     members: Sequence[Release] | None
 
 
+class Route(NamedTuple):
+    """Where a call goes.
+
+    Attributes:
+        reason: a sentence for people.
+        wait_ms: it goes nowhere before so long.
+        envelope: what whoever claims the call learns; among the outputs it is called `route_of(call)`.
+    """
+
+    call: str
+    queue: str
+    target: str
+    reason: str
+    wait_ms: int
+    envelope: bytes
+
+
+def route_of(call: str) -> str:
+    """Under this name the outputs hold where a call went."""
+    return f"{call}>"
+
+
 class Redo(NamedTuple):
     """Nodes that run again.
 

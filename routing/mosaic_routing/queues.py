@@ -6,9 +6,11 @@
 | agent without a model, or with the `extractive` engine | `mosaic.cpu` |
 | agent with a model `PROVIDER:NAME`, such as `openai:gpt-5` | `mosaic.api.PROVIDER` |
 | agent with a model `vllm:NAME` | `mosaic.gpu.NAME`: every GPU class that hosts it |
+| agent with a model `pool:NAME`, or with `requires` | `mosaic.routed`: the router picks the queue of each call |
 
 A worker that hosts NAME on a GPU of class CLASS serves `mosaic.gpu.NAME` and `mosaic.CLASS.NAME`; a node may name the
-second to have that class alone.
+second to have that class alone. The worker called W takes from `mosaic.direct.W` too, where the router sends what W shall
+answer; others may take from there what waits.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ GPU_PREFIX = "mosaic.gpu."
 """Followed by the model's name: the queue of agents whose model a GPU worker hosts."""
 HOSTED = "vllm"
 """The engine that workers host themselves."""
+POOL = "pool"
+"""Stands where an engine stands in a model's name, `pool:NAME`: whichever deployment of it is best."""
+ROUTED = "mosaic.routed"
+"""No worker takes from this queue: its calls wait until the router has picked theirs."""
+DIRECT_PREFIX = "mosaic.direct."
+"""Followed by the name of a worker."""
 EXTRACTIVE = "extractive"
 """The engine without a model."""
 
@@ -39,7 +47,14 @@ def queue_for(kind: NodeKind, model: str | None = None) -> str:
     provider, _, name = (model or EXTRACTIVE).partition(":")
     if kind != "agent" or provider == EXTRACTIVE:
         return CPU
+    if provider == POOL:
+        return ROUTED
     return GPU_PREFIX + name if provider == HOSTED else API_PREFIX + provider
+
+
+def direct_queue(worker: str) -> str:
+    """The queue of one worker, by its name `NAME@HOST`."""
+    return DIRECT_PREFIX + worker
 
 
 def hosting_queues(gpu_class: str, model: str) -> list[str]:
@@ -50,9 +65,13 @@ def hosting_queues(gpu_class: str, model: str) -> list[str]:
 __all__ = [
     "API_PREFIX",
     "CPU",
+    "DIRECT_PREFIX",
     "EXTRACTIVE",
     "GPU_PREFIX",
+    "POOL",
+    "ROUTED",
     "NodeKind",
+    "direct_queue",
     "hosting_queues",
     "provider_of",
     "queue_for",

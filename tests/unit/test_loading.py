@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mosaic_queues import documents
+from mosaic_queues.documents import dump
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.definition import loading
-from mosaic_tasks.definition.loading import Problem, Source, dump, read_source, told
+from mosaic_tasks.definition.loading import Problem, Source, told
 
 
 def load(text: str) -> Any:
@@ -135,19 +136,19 @@ def test_a_problem_is_told_with_file_line_node_and_field() -> None:
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DefinitionError, match=r"absent\.yaml: No such file"):
-        read_source(tmp_path / "absent.yaml")
+        Source.read(tmp_path / "absent.yaml")
     with pytest.raises(DefinitionError, match="Is a directory"):
-        read_source(tmp_path)
+        Source.read(tmp_path)
     file = tmp_path / "w.yaml"
     file.write_bytes(b"name: \xff")
     with pytest.raises(DefinitionError, match="not UTF-8 at byte 6"):
-        read_source(file)
-    monkeypatch.setattr(loading, "MAX_FILE_BYTES", 3)
+        Source.read(file)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 3)
     with pytest.raises(DefinitionError, match="larger than"):
-        read_source(file)
+        Source.read(file)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     file = tmp_path / "w.yaml"
     file.write_bytes(b"\xef\xbb\xbfname: x")
-    assert read_source(file).load() == {"name": "x"}
+    assert Source.read(file).load() == {"name": "x"}

@@ -3,6 +3,7 @@
 --      flushes  {{stream, flush, {readers}, {{kind, offset, count}}}}   their data: ARGV[2] and on
 --      fields   {{name, {joins}}}   parts of the output that are complete; their envelopes follow
 --      joins    {{join, size, {groups}}}   what the fields may release
+--      letters  {id = {queue, key, message}}   what wakes the readers, where the broker is this server
 -- Returns {state, ready {{queue, {ids}}}}; state: ok, stale, or gap where a chunk does not follow the last one.
 local call, readers = call_and_readers(arg.id, arg.flushes)
 if not is_held(call, arg.fence) then return cmsgpack.pack({'stale', {}}) end

@@ -26,7 +26,15 @@ local function position_after(last)
   return last and (last[1] == 'retract' and last[5] or last[5] + last[6]) or 0
 end
 
--- Tells mailboxes that `count` chunks came, or the last one; who has enough to read is ready and enters `ready` {{queue, {ids}}}.
+-- Puts the message of a call that is ready into its queue, where the caller gave one (arg.letters). False: the caller sends it.
+local function post(id, call)
+  local letter = arg.letters and arg.letters[id]
+  if not letter or letter[1] ~= call[QUEUE] then return false end
+  return type(redis.pcall('LPUSH', letter[2], letter[3])) == 'number'   -- what is refused must not undo a part of a transition
+end
+
+-- Tells mailboxes that `count` chunks came, or the last one; who has enough to read is ready and enters `ready` {{queue, {ids}}},
+-- if its message is not sent from here.
 -- found: their states, where the caller has looked already
 local function ring(ids, count, is_end, ready, found)
   if #ids == 0 then return end
@@ -35,7 +43,7 @@ local function ring(ids, count, is_end, ready, found)
       if is_end or count >= call[NEED] then
         local time = redis.call('TIME')
         call[STATE], call[AT] = READY, time[1] * 1000 + math.floor(time[2] / 1000)
-        ready[#ready + 1] = {call[QUEUE], {ids[i]}}
+        if not post(ids[i], call) then ready[#ready + 1] = {call[QUEUE], {ids[i]}} end
       else
         call[NEED] = call[NEED] - count
       end
