@@ -3,7 +3,8 @@
 Three workflows (a chain of agents, the financial and the weekly report) run streaming and as barriers, which is the
 same workflow with every edge `final`, on the same engine with the same recorded answers and pace. Then the latency from
 chunk to consumer against that of a bare Celery task, the commands a chunk costs, chunks a second, and many readers of
-one stream. One server, two workers, one client; what is compared takes turns. README.md says what is measured how,
+one stream. One server, two workers (and some of few places for the weekly report), one client; what is compared takes
+turns. README.md says what is measured how,
 `streaming_bound.py` how the lower bound is computed.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from harness import Report, Spread, Target, percentile, ratio, rounded, show_table, shown, worst
 from processes import (
@@ -24,6 +25,7 @@ from processes import (
     Client,
     Processes,
     Server,
+    Started,
     start_worker,
 )
 from script import run_script
@@ -32,6 +34,8 @@ from traffic import Counters, measured, monitored
 WORKERS = 2
 SLOTS = 80
 """Of each worker: nobody waits for one."""
+ASYNC_POOL = "mosaic_tasks.pool:TaskPool"
+"""Of the workers of few places: a slot is a call."""
 DATABASE = 0
 REPORTS = ("weekly", "finance")
 SCENARIOS = (*REPORTS, "chain")
@@ -66,11 +70,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; `speeds`: how many times as fast as recorded the answers of each scenario come."""
+    """What is measured.
+
+    Attributes:
+        speeds: how many times as fast as recorded the answers of each scenario come.
+        commits: of each author.
+        repeats: of each scenario.
+    """
 
     speeds: Mapping[str, float]
     commits: int
-    repeats: int
+    repeats: Mapping[str, int]
     loads: tuple[Load, ...]
     latency_repeats: int
     chain_items: int
@@ -80,9 +90,9 @@ class Sizes:
 
 
 FULL = Sizes(
-    speeds={"weekly": 1.0, "finance": 4.0, "chain": 4.0},
+    speeds={"weekly": 6.0, "finance": 4.0, "chain": 4.0},
     commits=40,
-    repeats=5,
+    repeats={"weekly": 3, "finance": 5, "chain": 5},
     loads=(Load(1, 60, 0.1), Load(10, 30, 0.2), Load(100, 10, 1.0)),
     latency_repeats=3,
     chain_items=1000,
@@ -91,9 +101,9 @@ FULL = Sizes(
     idle_s=5.0,
 )
 QUICK = Sizes(
-    speeds={"weekly": 15.0, "finance": 30.0, "chain": 30.0},
+    speeds={"weekly": 30.0, "finance": 30.0, "chain": 30.0},
     commits=4,
-    repeats=1,
+    repeats=dict.fromkeys(SCENARIOS, 1),
     loads=(Load(1, 10, 0.05), Load(10, 5, 0.2)),
     latency_repeats=1,
     chain_items=100,
@@ -130,25 +140,27 @@ class Compared:
         }
 
 
-def compare(client: Client, name: str, sizes: Sizes) -> Compared:
+def compare(deployment: Deployment, name: str, sizes: Sizes) -> Compared:
     """Runs a scenario on both sides in turn, after one run each that warms up.
 
     Raises:
         BenchmarkError: the reports differ.
     """
     print(f"{name} ...", end=" ", flush=True)
-    bound_s = client.ask("call", "prepare_scenario", name, sizes.speeds[name], sizes.commits)["bound_s"]
-    rounds = [
-        [_run(client, name, is_barrier) for is_barrier in (False, True)] for _ in range(sizes.repeats + 1)
-    ]
+    client = deployment.client
+    prepared = client.ask("call", "prepare_scenario", name, sizes.speeds[name], sizes.commits)
+    with deployment.places(prepared["places"]):
+        rounds = [
+            [_run(client, name, is_barrier) for is_barrier in (False, True)]
+            for _ in range(sizes.repeats[name] + 1)
+        ]
     if len(texts := {run["text"] for each in rounds for run in each}) != 1:
         raise BenchmarkError(
             f"{name}: {len(texts)} different reports came of the same answers:\n{_difference(texts)}"
         )
     stream, barrier = zip(*rounds[1:], strict=True)
-    found = Compared(
-        bound_s, *(_spread(side, key) for key in ("seconds", "first_s") for side in (stream, barrier))
-    )
+    spreads = (_spread(side, key) for key in ("seconds", "first_s") for side in (stream, barrier))
+    found = Compared(prepared["bound_s"], *spreads)
     print(f"stream {shown(found.stream.median)} s, barrier {shown(found.barrier.median)} s", flush=True)
     return found
 
@@ -281,27 +293,65 @@ def cost_figures(found: Mapping[str, Any]) -> dict[str, float | None]:
 # -- all -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def running(processes: Processes, server: Server) -> Iterator[Client]:
-    """Workers and a client, up and running."""
-    environment = {"MOSAIC_REDIS_URL": server.url(DATABASE)}
-    options = ["--queues", "mosaic.cpu,mosaic.api.replay", "--include", "streaming_tools"]
-    start = partial(start_worker, processes, environment=environment, pool="threads", concurrency=SLOTS)
-    workers = [start(f"worker-{number}", "mosaic_tasks.app", options=options) for number in range(WORKERS)]
-    client = Client(processes, "client", "streaming_client", environment=environment, workers=workers)
-    client.ask("workers", WORKERS)
-    yield client
-    processes.stop([client.started, *workers])
+class Deployment:
+    """The workers that everything runs on, and the client.
+
+    Raises:
+        BenchmarkError: they do not come up.
+    """
+
+    def __init__(self, processes: Processes, server: Server) -> None:
+        self._processes = processes
+        self._environment = {
+            "MOSAIC_REDIS_URL": server.url(DATABASE),
+            "CELERY_CUSTOM_WORKER_POOL": ASYNC_POOL,
+        }
+        queues = "mosaic.cpu,mosaic.api.replay"
+        self._workers = [
+            self._worker(f"worker-{number}", queues, "threads", SLOTS) for number in range(WORKERS)
+        ]
+        self.client = Client(
+            processes, "client", "streaming_client", environment=self._environment, workers=self._workers
+        )
+        self.client.ask("workers", WORKERS)
+
+    def _worker(self, name: str, queues: str, pool: Literal["threads", "custom"], slots: int) -> Started:
+        options = ["--queues", queues, "--include", "streaming_tools"]
+        return start_worker(
+            self._processes,
+            name,
+            "mosaic_tasks.app",
+            environment=self._environment,
+            pool=pool,
+            concurrency=slots,
+            options=options,
+        )
+
+    @contextmanager
+    def places(self, places: Mapping[str, int]) -> Iterator[None]:
+        """With a worker for each of these queues that takes so many calls at once."""
+        workers = [self._worker(queue, queue, "custom", count) for queue, count in places.items()]
+        self._workers += workers
+        self.client.ask("workers", len(self._workers))
+        yield
+        self._processes.stop(workers)
+        self._workers = [worker for worker in self._workers if worker not in workers]
+
+    def stop(self) -> None:
+        """Ends all, while the server is still there."""
+        self._processes.stop([self.client.started, *self._workers])
 
 
 def measure(report: Report, sizes: Sizes, processes: Processes, server: Server) -> None:
     """Measures everything and fills the report."""
-    with running(processes, server) as client:
-        scenarios = {name: compare(client, name, sizes) for name in SCENARIOS}
-        waited = [latencies(client, load, sizes.latency_repeats) for load in sizes.loads]
-        found = costs(client, server, sizes)
-        print("readers ...", flush=True)
-        readers = client.ask("call", "read_together", sizes.readers)
+    deployment = Deployment(processes, server)
+    client = deployment.client
+    scenarios = {name: compare(deployment, name, sizes) for name in SCENARIOS}
+    waited = [latencies(client, load, sizes.latency_repeats) for load in sizes.loads]
+    found = costs(client, server, sizes)
+    print("readers ...", flush=True)
+    readers = client.ask("call", "read_together", sizes.readers)
+    deployment.stop()
     report.figures = {
         **scenario_figures(scenarios),
         **latency_figures(waited),

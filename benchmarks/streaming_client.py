@@ -33,11 +33,11 @@ def workers_answering(count: int) -> int:
 
 
 def prepare_scenario(name: str, speed: float, commits: int) -> dict[str, Any]:
-    """Makes a scenario in the directory where this process works, and tells its bound."""
+    """Makes a scenario in the directory where this process works, and tells its bound and the workers that it needs."""
     makers: dict[str, Callable[[Path, float], Scenario]]
     makers = {"chain": chain, "finance": finance, "weekly": functools.partial(weekly, commits=commits)}
     scenario = _scenarios[name] = makers[name](Path.cwd(), speed)
-    return {"bound_s": scenario.bound_s, "nodes": len(scenario.workflow.nodes)}
+    return {"bound_s": scenario.bound_s, "places": dict(scenario.places)}
 
 
 @functools.cache

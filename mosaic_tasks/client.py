@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +17,14 @@ from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, 
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.transitions import LiveCall, RunRecord
-from mosaic_routing.serving import worker_commands
+from mosaic_routing.inventory import engines
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.execution.redoing import redo_of
-from mosaic_tasks.inspection.explaining import Explanation, explain
+from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
 from mosaic_tasks.inspection.progress import RunView, project
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
 from mosaic_tasks.inspection.said import said
@@ -47,13 +47,14 @@ def submit(
     Args:
         workflow: a workflow, or the path of a workflow file.
         inputs: by name; what is missing takes the workflow's default.
-        key: idempotency key: the same key gives the same run, as long as it is retained.
+        key: idempotency key: the same key gives the same run, as long as it is retained; with another workflow or other
+            inputs it is refused.
         priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else.
         app: the Celery app to publish with; default: `mosaic_tasks.app`.
 
     Raises:
         DefinitionError: the workflow is wrong.
-        InputError: the inputs do not fit, or there is no such priority.
+        InputError: the inputs do not fit, there is no such priority, or the key stands for something else.
         ServerUnavailable: the server does not answer.
     """
     app = app or default_app
@@ -97,9 +98,13 @@ def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
     return found
 
 
-def no_worker(queues: list[str], run_id: str) -> NoWorker:
-    """The error that nobody serves these queues, with the command that helps."""
-    return NoWorker(queues, run_id=run_id, start=worker_commands(queues))
+def no_worker(queues: list[str], run_id: str, *, served: Collection[str] = ()) -> NoWorker:
+    """The error that nobody serves these queues, with the command that helps.
+
+    Args:
+        served: the queues that somebody serves.
+    """
+    return NoWorker(queues, run_id=run_id, start=serving_command(queues, served))
 
 
 def await_any(runs: Sequence[Run], *, timeout_s: float) -> list[Run]:
@@ -244,7 +249,7 @@ class Run:
             unserved = self.unserved_queues() if no_worker_s is not None else []
             unserved_since = (unserved_since or now) if unserved else None
             if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):
-                raise no_worker(unserved, self.id)
+                raise self.no_worker(unserved)
         return self.record()
 
     async def await_end(self, timeout_s: float | None = None) -> RunRecord:
@@ -254,14 +259,15 @@ class Run:
     def unserved_queues(self) -> list[str]:
         """The queues that this run waits for and nobody serves."""
         waiting = {call.queue for call in self.live_calls() if call.state != "claimed"}
-        if not waiting:
-            return []
-        served = {
-            queue
-            for process in live_processes(self._process.client, self._process.ledger.keys)
-            for queue in process.queues
-        }
-        return sorted(waiting - served)
+        return sorted(waiting - self._served_queues()) if waiting else []
+
+    def no_worker(self, queues: list[str]) -> NoWorker:
+        """The error that nobody serves these queues, with what helps."""
+        return no_worker(queues, self.id, served=self._served_queues())
+
+    def _served_queues(self) -> set[str]:
+        alive = live_processes(self._process.client, self._process.ledger.keys)
+        return {queue for process in alive for queue in process.queues}
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Waits for the end and gives the output of the output node; None when that node was skipped.
@@ -301,6 +307,7 @@ class Run:
             live_processes(process.client, process.ledger.keys),
             now_ms=server_ms(process.client),
             said=said(process.ledger, plan, view),
+            engines=engines(process.client, keys=process.ledger.keys),
             sweep_s=process.settings.sweep_s,
         )
 

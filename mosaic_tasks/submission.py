@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from celery import Celery
 
 from mosaic_queues.connection import server_errors
 from mosaic_queues.errors import InputError, NotSerializable
+from mosaic_queues.ledger import KeyedRun, Ledger
 from mosaic_queues.transitions import Group, Release
-from mosaic_queues.values import encode
+from mosaic_queues.values import encode, plain
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.workflow import Workflow
@@ -41,7 +43,7 @@ def submit_to(
         The run id; of the earlier run, when the idempotency key is known.
 
     Raises:
-        InputError: the inputs do not fit, or there is no such priority.
+        InputError: the inputs do not fit, there is no such priority, or the key stands for something else.
         ServerError: the server does not answer, is full, or its user lacks a right.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
@@ -60,11 +62,20 @@ def plan_for(definition: Workflow) -> Plan:
     return compile_workflow(definition, default_model=configured())
 
 
-def _with_priority(plan: Plan, priority: int) -> Plan:
+def check_priority(priority: int) -> None:
+    """Whether there is such a priority.
+
+    Raises:
+        InputError: there is none.
+    """
     if type(priority) is not int or not 0 <= priority <= LEAST_URGENT:
         raise InputError(
             f"{priority!r} is no priority; give a whole number from 0, the most urgent, to {LEAST_URGENT}"
         )
+
+
+def _with_priority(plan: Plan, priority: int) -> Plan:
+    check_priority(priority)
     return msgspec.structs.replace(plan, priority=priority) if priority else plan
 
 
@@ -75,13 +86,13 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
     with the same key goes on.
 
     Raises:
-        InputError: an input holds what cannot be stored.
+        InputError: an input holds what cannot be stored, or the key stands for another workflow or other inputs.
     """
     config, ledger = process.settings, process.ledger
     keep_s = config.max_run_s + config.retention_s
     run_id = new_run_id()
     if key is not None:
-        run_id = ledger.run_for_key(key, run_id, keep_s=keep_s)
+        run_id = _run_for_key(ledger, key, _keyed(run_id, plan, inputs), keep_s=keep_s)
     packed = _pack_inputs(process, run_id, inputs)
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
@@ -101,6 +112,30 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
         ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)  # a slow opening may be unlisted
         process.publish(run_id, prepared, ready_at_once(roots))
     return run_id
+
+
+def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
+    with _told_by_input():
+        data = msgspec.to_builtins(plain(inputs), str_keys=True)
+    workflow = plan_hash(msgspec.structs.replace(plan, priority=0).encode())
+    packed = msgspec.json.encode(data, order="deterministic")
+    return KeyedRun(run_id, plan.name, workflow, blake2b(packed, digest_size=16).hexdigest())
+
+
+def _run_for_key(ledger: Ledger, key: str, asked: KeyedRun, *, keep_s: float) -> str:
+    """The id of the run that the key stands for."""
+    found = ledger.run_for_key(key, asked, keep_s=keep_s)
+    if found.workflow != asked.workflow:
+        raise InputError(
+            f"the key {key!r} stands for run {found.run_id} of workflow {found.name!r}, and not for workflow "
+            f"{asked.name!r} as it is now{' or with this model' if found.name == asked.name else ''}; give another key"
+        )
+    if found.inputs != asked.inputs:
+        raise InputError(
+            f"the key {key!r} stands for run {found.run_id} of workflow {found.name!r} with other inputs than these; "
+            "give another key"
+        )
+    return found.run_id
 
 
 def _pack_inputs(process: Process, run_id: str, inputs: Mapping[str, Any]) -> bytes:

@@ -7,8 +7,9 @@ from typing import Any
 from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK
+from mosaic_tasks.execution.dispatching import equip
 from mosaic_tasks.execution.driver import drive
-from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.process import equip_with, process_for
 from mosaic_tasks.submission import submit_to
 
 SUBMIT_TASK = "mosaic.submit"
@@ -16,6 +17,7 @@ SUBMIT_TASK = "mosaic.submit"
 
 def register(app: Celery) -> None:
     """Registers the tasks with this app alone. Their calls emit task events themselves, one for each call."""
+    equip_with(equip)
     options: dict[str, Any] = {
         "shared": False,
         "acks_late": True,

@@ -262,6 +262,27 @@ class Summary(TypedDict):
     highlights: list[str]
 
 
+class Draft(TypedDict):
+    """A section to be edited, and the facts that it may tell."""
+
+    name: str
+    facts: list[list[str]]
+    text: str
+
+
+class Findings(TypedDict):
+    """All that the tools found out."""
+
+    history: History
+    tickets: Tickets
+    people: People
+    modules: Modules
+    problems: Problems
+    plan: Plan
+    summary: Summary
+    briefs: list[Brief]
+
+
 class Figure(TypedDict):
     """A key figure."""
 

@@ -18,17 +18,15 @@ from weekly_report.records import (
     Brief,
     Commit,
     Figure,
+    Findings,
     History,
     Module,
-    Modules,
     People,
     Person,
     Plan,
     Problem,
-    Problems,
     Report,
     Step,
-    Summary,
     Tickets,
 )
 from weekly_report.rendering import to_html, to_markdown
@@ -74,7 +72,8 @@ class Progress(TypedDict):
         overview: text of it that is not out yet, and `heard` how much of it came in all.
         told: something of the overview is out.
         pieces: of the body, those that are not out yet; None: the body has not begun.
-        sections: that came.
+        sections: that came from the writer.
+        edited: that came from the editor.
     """
 
     begun: bool
@@ -83,6 +82,7 @@ class Progress(TypedDict):
     told: bool
     pieces: list[Piece]
     sections: list[str | None]
+    edited: list[str | None]
 
 
 def front(history: History, tickets: Tickets, title: str | None = None) -> Iterator[str]:
@@ -90,20 +90,10 @@ def front(history: History, tickets: Tickets, title: str | None = None) -> Itera
     yield to_markdown(_front(history, tickets, title))
 
 
-def body(
-    history: History,
-    tickets: Tickets,
-    people: People,
-    modules: Modules,
-    problems: Problems,
-    plan: Plan,
-    summary: Summary,
-    briefs: list[Brief],
-    overview: str | None = None,
-) -> Iterator[Piece]:
+def body(findings: Findings, overview: str | None = None) -> Iterator[Piece]:
     """What follows the overview, piece by piece, with places for the sections."""
-    yield Piece(written=len(overview or ""), facts=summary["overview"])
-    for part in _body(history, tickets, people, modules, problems, plan, summary, briefs):
+    yield Piece(written=len(overview or ""), facts=findings["summary"]["overview"])
+    for part in _body(findings):
         yield (
             Piece(section=part.number, facts=part.facts)
             if isinstance(part, _Section)
@@ -111,12 +101,17 @@ def body(
         )
 
 
-_NOTHING = Progress(begun=False, overview="", heard=0, told=False, pieces=[], sections=[])
+_NOTHING = Progress(begun=False, overview="", heard=0, told=False, pieces=[], sections=[], edited=[])
 
 
 @fold(initial=_NOTHING, output="text")
 def document(
-    state: Progress, front: list[str], overview: str, body: list[Piece], sections: list[str | None]
+    state: Progress,
+    front: list[str],
+    overview: str,
+    body: list[Piece],
+    sections: list[str | None],
+    edited: list[str | None],
 ) -> tuple[Progress, list[str]]:
     """The report as Markdown, in its order, each part as soon as it and all before it are there."""
     out = list(front)
@@ -127,6 +122,7 @@ def document(
         "told": state["told"],
         "pieces": state["pieces"] + body,
         "sections": state["sections"] + sections,
+        "edited": state["edited"] + edited,
     }
     if state["begun"]:
         out += _told_overview(state)
@@ -155,9 +151,15 @@ def _next(state: Progress) -> list[str] | None:
         if state["heard"] < piece["written"]:
             return None
         return [] if state["told"] else _markdown(_written(None, piece["facts"]))
-    if piece["section"] >= len(state["sections"]):
+    texts = list(map(_finished, state["edited"], state["sections"]))
+    if piece["section"] >= len(texts):
         return None
-    return _markdown(_written(state["sections"][piece["section"]], piece["facts"]))
+    return _markdown(_written(texts[piece["section"]], piece["facts"]))
+
+
+def _finished(edited: str | None, section: str | None) -> str | None:
+    """The editor's text; without one, the writer's."""
+    return edited if edited and edited.strip() else section
 
 
 def _markdown(blocks: list[Block]) -> list[str]:
@@ -165,27 +167,22 @@ def _markdown(blocks: list[Block]) -> list[str]:
 
 
 def assemble(
-    history: History,
-    tickets: Tickets,
-    people: People,
-    modules: Modules,
-    problems: Problems,
-    plan: Plan,
-    summary: Summary,
-    briefs: list[Brief],
+    findings: Findings,
     markdown: str,
     overview: str | None = None,
     sections: list[str | None] | None = None,
+    edited: list[str | None] | None = None,
     title: str | None = None,
 ) -> Report:
     """The whole report: `markdown` is the document, the page says the same.
 
-    Where a writer delivered no text, the facts it was to use stand instead.
+    Where an editor delivered no text, the writer's stands; where that delivered none, the facts it was to use.
     """
+    history, tickets, people = findings["history"], findings["tickets"], findings["people"]
     heading = _title(history, title)
-    texts = sections if isinstance(sections, list) else []
-    blocks = [*_front(history, tickets, title), *_written(overview, summary["overview"])]
-    for part in _body(history, tickets, people, modules, problems, plan, summary, briefs):
+    texts = list(map(_finished, edited or [], sections or []))
+    blocks = [*_front(history, tickets, title), *_written(overview, findings["summary"]["overview"])]
+    for part in _body(findings):
         if isinstance(part, _Section):
             blocks += _written(texts[part.number] if part.number < len(texts) else None, part.facts)
         else:
@@ -196,7 +193,7 @@ def assemble(
         markdown=markdown,
         html=to_html(heading, blocks),
         figures=list(_figures(history, tickets, people)),
-        problems=len(problems["items"]),
+        problems=len(findings["problems"]["items"]),
         people=[person["name"] for person in people["items"]],
     )
 
@@ -222,23 +219,16 @@ class _Section:
     facts: list[list[str]]
 
 
-def _body(
-    history: History,
-    tickets: Tickets,
-    people: People,
-    modules: Modules,
-    problems: Problems,
-    plan: Plan,
-    summary: Summary,
-    briefs: list[Brief],
-) -> Iterator[Block | _Section]:
+def _body(findings: Findings) -> Iterator[Block | _Section]:
     """What follows the overview."""
+    history, tickets, people = findings["history"], findings["tickets"], findings["people"]
+    problems = findings["problems"]
     yield from _figure_blocks(list(_figures(history, tickets, people)))
-    yield from _listed("Highlights", summary["highlights"], 10)
-    yield from _module_blocks(modules["items"])
-    yield from _people_blocks(people, briefs)
+    yield from _listed("Highlights", findings["summary"]["highlights"], 10)
+    yield from _module_blocks(findings["modules"]["items"])
+    yield from _people_blocks(people, findings["briefs"])
     yield from _problem_blocks(problems["items"])
-    yield from _plan_blocks(plan, list(follow_ups(problems)))
+    yield from _plan_blocks(findings["plan"], list(follow_ups(problems)))
     yield from _commit_blocks(history["items"], known(history, tickets))
 
 

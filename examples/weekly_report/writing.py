@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
+from typing_extensions import TypedDict
+
 from mosaic_tasks import fold
 from weekly_report.history import changed
 from weekly_report.identities import known
@@ -21,6 +23,7 @@ from weekly_report.records import (
     Assignment,
     Brief,
     Commit,
+    Draft,
     History,
     Member,
     Modules,
@@ -52,6 +55,7 @@ from weekly_report.words import (
 _TRAILER = re.compile(
     r"^([A-Za-z][A-Za-z-]*-[Bb]y|[Cc]hange-[Ii]d|[Ff]ixes|[Cc]loses|[Rr]efs?|[Ss]ee): ?\S", re.MULTILINE
 )
+_SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 _TOLD = 5
 _LARGE = 50
 _NAMED = 8
@@ -124,6 +128,33 @@ def work_of(assignment: Assignment, commits: list[Commit]) -> Work:
 def briefs(state: None, works: list[Work]) -> tuple[None, list[Brief]]:
     """The facts for each person's section, as soon as they are there."""
     return state, [one["brief"] for one in works if one["brief"]["facts"]]
+
+
+class Unpaired(TypedDict):
+    """What came of one stream, and not yet of the other."""
+
+    briefs: list[Brief]
+    sections: list[str | None]
+
+
+@fold(initial=Unpaired(briefs=[], sections=[]))
+def drafts(state: Unpaired, briefs: list[Brief], sections: list[str | None]) -> tuple[Unpaired, list[Draft]]:
+    """Each section with its facts, for the editor; where the writer delivered no text, the facts are to be edited."""
+    waiting, written = state["briefs"] + briefs, state["sections"] + sections
+    paired = [
+        Draft(name=brief["name"], facts=brief["facts"], text=_to_edit(text, brief))
+        for brief, text in zip(waiting, written, strict=False)
+    ]
+    return Unpaired(briefs=waiting[len(paired) :], sections=written[len(paired) :]), paired
+
+
+def _to_edit(text: str | None, brief: Brief) -> str:
+    """Two lines a paragraph: an editor without a language model, to whom a line is a sentence, joins paragraphs of one
+    and splits those of many."""
+    if not text or not text.strip():
+        return "\n\n".join("\n".join(group) for group in brief["facts"])
+    parts = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(_SENTENCE_END.sub("\n", part, count=1) for part in parts)
 
 
 def summary(

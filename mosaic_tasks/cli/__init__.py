@@ -14,6 +14,7 @@ from mosaic_tasks.cli import (
     defining,
     doctor,
     engines,
+    infra,
     rerunning,
     running,
     streaming,
@@ -111,6 +112,7 @@ for _command in (
     rerunning.rerun,
     working.worker,
     engines.engines,
+    infra.infra,
     doctor.doctor,
 ):
     application.command()(_command)

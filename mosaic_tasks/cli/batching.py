@@ -69,8 +69,9 @@ def batch(
     starts.
 
     The same command, given again after whatever ended it, goes on: lines with a result are not run again, nor those
-    whose run is open or retained. To run them anew, give another --name and --output. Ctrl-C ends the command, not the
-    runs that are open; `mosaic cancel` ends these.
+    whose run is open or retained. Lines are known by what they say: one that was mended or added since runs, the others
+    keep their results, and those of lines that are gone are left out. To run lines anew that stayed the same, give
+    another --name and --output. Ctrl-C ends the command, not the runs that are open; `mosaic cancel` ends these.
 
     Exit code 0: every line has its output. 8: some have none; the last line of stderr says which. --json prints how
     many, in one document, and needs --output.
@@ -91,12 +92,13 @@ def batch(
     workflow = Workflow.from_file(file)
     called = name or str((output or inputs).absolute())
     items = Items(inputs, workflow, plan_for(workflow), name=called)
-    with opened(output) as results:
+    with opened(output, mark=items.mark) as results:
         standing = _examine(items, results, skip_bad=skip_bad)
-        if results.mend():
-            typer.echo(f"a line of {output} that was written in part is written again", err=True)
+        for sentence in results.settle():
+            typer.echo(sentence, err=True)
         start = partial(_start, workflow, priority)
         _run(items, results, standing, start, at_once=at_once, patience_s=patience_s, quiet=as_json)
+        results.sort(items)
     _conclude(standing, called, inputs, output, as_json=as_json)
 
 
@@ -173,7 +175,8 @@ def _run(
     to.quiet = quiet
     try:
         with shown(progress, lambda: len(window.open), to) as renew:
-            for result in window.results(islice(items, standing.earlier, None)):
+            left = filter(results.lacks, islice(items, results.in_order, None))
+            for result in window.results(left):
                 results.append(result)
                 standing.without += [result.line] if result.status != "done" else []
                 renew()
@@ -196,6 +199,7 @@ def _interrupted(window: Window) -> str:
 def _conclude(standing: _Standing, name: str, inputs: Path, output: Path | None, *, as_json: bool) -> None:
     """Says how many lines have an output, and ends with the code for that."""
     failed = len(standing.without)
+    standing.without.sort()
     if as_json:
         told = {"name": name, "inputs": str(inputs), "output": str(output), "lines": standing.total}
         told |= {"done": standing.total - failed, "failed": failed, "earlier": standing.earlier}

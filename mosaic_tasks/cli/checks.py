@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mosaic_routing.serving import worker_commands
+from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.inspection.wording import counted, listed
 
 if TYPE_CHECKING:
@@ -185,6 +185,23 @@ def _mixed(queue: str, reports: Sequence[EngineReport]) -> Check:
         f"the workers {hosts} serve the queue {queue!r} with models that differ: either may answer a call",
         "give one of the models another alias, or start these workers with the same settings",
     )
+
+
+def check_hosting(processes: Iterable[LiveProcess], reports: Sequence[EngineReport]) -> list[Check]:
+    """Whether each worker hosts the models whose queues it serves: it fails their calls otherwise."""
+    hosting = {report.holder: report.queues for report in reports}
+    found = [(process, unhosted(process.queues, hosting.get(process.name, ()))) for process in processes]
+    return [
+        Check(
+            "hosting",
+            "fail",
+            f"the worker {process.host}/{process.pid} serves {listed([repr(queue) for queue in wrong])} and hosts "
+            "no such model, or is ending",
+            f"stop it, and start instead: {worker_commands(wrong)}",
+        )
+        for process, wrong in found
+        if wrong
+    ]
 
 
 def check_space(place: str, free_bytes: int) -> Check:

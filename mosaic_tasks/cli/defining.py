@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mosaic_tasks.cli.options import FileArgument, JsonOption
 from mosaic_tasks.cli.output import print_json
 from mosaic_tasks.inspection.wording import counted
+
+if TYPE_CHECKING:
+    from mosaic_tasks.definition.plan import Plan
 
 
 class GraphFormat(StrEnum):
@@ -22,19 +26,19 @@ class GraphFormat(StrEnum):
 def validate(file: FileArgument, as_json: JsonOption = False) -> None:
     """Check a workflow file.
 
-    Every problem is told with file, line, node and field. Exit code 0: it is right. 2: it is not.
+    Every problem is told with file, line, node and field. Agents without a model are taken to ask that of MOSAIC_MODEL,
+    as they would in a run. What may be a mistake is warned of. Exit code 0: it is right. 2: it is not.
 
     \b
     Examples:
       mosaic validate report.yaml
       mosaic validate report.yaml --json
     """
-    from mosaic_tasks.definition.compiling import compile_workflow
     from mosaic_tasks.definition.workflow import Workflow
+    from mosaic_tasks.submission import plan_for
 
-    workflow = Workflow.from_file(file)
-    plan = compile_workflow(workflow)
-    queues = sorted({node.queue for node in plan.nodes})
+    plan = plan_for(Workflow.from_file(file))
+    queues, warnings = sorted({node.queue for node in plan.nodes}), list(_warnings(plan))
     if as_json:
         print_json(
             {
@@ -43,11 +47,25 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
                 "queues": queues,
                 "output": plan.nodes[plan.output].name,
                 "inputs": plan.inputs_schema,
+                "warnings": warnings,
             }
         )
         return
+    for warning in warnings:
+        typer.echo(f"{file}: warning: {warning}", err=True)
     size = counted(len(plan.nodes), "node")
     typer.echo(f"{file}: right: workflow {plan.name!r}, {size}, for the queues {', '.join(queues)}")
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    from mosaic_routing.queues import provider_of
+    from mosaic_tasks.engines.registry import meant_engine
+
+    for node in plan.nodes:
+        model = None if node.agent is None else node.agent.model
+        if model and (meant := meant_engine(model)):
+            named = f"no engine is called {provider_of(model)!r} (model {model!r})"
+            yield f"node {node.name!r}: {named}; did you mean {meant!r}?"
 
 
 def graph(
@@ -64,11 +82,11 @@ def graph(
       mosaic graph report.yaml --json          # nodes and edges
     """
     from mosaic_tasks.definition import drawing
-    from mosaic_tasks.definition.compiling import compile_workflow
     from mosaic_tasks.definition.workflow import Workflow
+    from mosaic_tasks.submission import plan_for
 
     workflow = Workflow.from_file(file)
-    plan = compile_workflow(workflow)
+    plan = plan_for(workflow)
     if as_json:
         kinds = [{edge.source: edge.kind for edge in node.edges} for node in plan.nodes]
         edges = [

@@ -18,6 +18,7 @@ from mosaic_tasks.cli.checks import (
     Level,
     check_clock,
     check_engines,
+    check_hosting,
     check_packages,
     check_queues,
     check_right,
@@ -126,7 +127,10 @@ def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
         "the clock": lambda: [check_clock(server_clock(client))],
         "workers": lambda: [check_workers(live_processes(client, ledger.keys))],
         "queues": lambda: check_queues(_waiting(ledger), live_processes(client, ledger.keys)),
-        "engines": lambda: check_engines(engines(client, keys=ledger.keys)),
+        "engines": lambda: [
+            *check_engines(hosted := engines(client, keys=ledger.keys)),
+            *check_hosting(live_processes(client, ledger.keys), hosted),
+        ],
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mosaic_tasks.cli.following import follow as follow_reports
 from mosaic_tasks.cli.options import JsonOption
-from mosaic_tasks.cli.output import console, print_json, print_json_line, table
+from mosaic_tasks.cli.output import console, print_json, table
 from mosaic_tasks.inspection.wording import duration
 
 if TYPE_CHECKING:
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
     from mosaic_routing.inventory import EngineReport
 
-_EVERY_S = 1.0
-"""Workers report so often."""
+_WIDTH = 200
+"""Of the table where the terminal's is not known: a row shall not be broken."""
 _NONE = "no worker hosts a model; start one with: mosaic worker --gpu CLASS --model SPEC"
-
-_Read = Callable[[], "list[EngineReport]"]
 
 
 def engines(
@@ -38,9 +36,10 @@ def engines(
 ) -> None:
     """Show the engines that GPU workers host, and how busy they are.
 
-    WAITING: requests that the engine took and has not begun; SLOTS: how many more it takes; KV: part of its cache that
-    is in use; TOKENS/S: tokens that it writes; FIRST: mean time to the first token in the last seconds; HITS: part of
-    the prompts' tokens that its prefix cache knew; PREEMPTED: requests that had to leave the batch, since its start.
+    STATE: only an engine that is ready takes requests; what others are at stands below. WAITING: requests that the
+    engine took and has not begun; SLOTS: how many more it takes; KV: part of its cache that is in use; TOKENS/S: tokens
+    that it writes; FIRST: mean time to the first token in the last seconds; HITS: part of the prompts' tokens that its
+    prefix cache knew; PREEMPTED: requests that had to leave the batch, since its start.
 
     \b
     Examples:
@@ -59,7 +58,7 @@ def engines(
     keys = Keys(settings().namespace)
     with connect(server_urls().redis_url) as client:
         if follow:
-            _follow(lambda: living(client, keys=keys), as_json=as_json)
+            follow_reports(lambda: living(client, keys=keys), _rendered, as_json=as_json)
         else:
             _show(living(client, keys=keys), as_json=as_json, prometheus=prometheus)
 
@@ -72,35 +71,19 @@ def _show(reports: Sequence[EngineReport], *, as_json: bool, prometheus: bool) -
     elif prometheus:
         typer.echo(figures(reports), nl=False)
     else:
-        console().print(_rendered(reports), soft_wrap=True)
-
-
-def _follow(read: _Read, *, as_json: bool) -> None:
-    out = console()
-    if as_json:
-        _repeat(lambda: print_json_line(read()))
-    elif not out.is_terminal or out.is_dumb_terminal:
-        _repeat(lambda: out.print(_rendered(read()), soft_wrap=True))
-    else:
-        from rich.live import Live
-
-        with Live(_rendered(read()), console=out, auto_refresh=False) as live:
-            _repeat(lambda: live.update(_rendered(read()), refresh=True))
-
-
-def _repeat(show: Callable[[], object]) -> None:
-    while True:
-        show()
-        time.sleep(_EVERY_S)
+        console(unknown_width=_WIDTH).print(_rendered(reports), soft_wrap=True)
 
 
 def _rendered(reports: Sequence[EngineReport]) -> RenderableType:
+    from rich.console import Group
+
     if not reports:
         return _NONE
     rows = table(
         "MODEL",
         "CLASS",
         "WORKER",
+        "STATE",
         "RUNNING",
         "WAITING",
         "SLOTS",
@@ -110,11 +93,12 @@ def _rendered(reports: Sequence[EngineReport]) -> RenderableType:
         "HITS",
         "PREEMPTED",
     )
-    for column in rows.columns[3:]:
+    for column in rows.columns[4:]:
         column.justify = "right"
     for report in reports:
         rows.add_row(*_cells(report))
-    return rows
+    phases = [f"{report.model} in {report.holder}: {report.phase}" for report in reports if report.phase]
+    return Group(rows, *phases)
 
 
 def _cells(report: EngineReport) -> tuple[str, ...]:
@@ -122,6 +106,7 @@ def _cells(report: EngineReport) -> tuple[str, ...]:
         report.model,
         report.gpu_class,
         report.holder,
+        report.state,
         str(report.running),
         str(report.waiting),
         str(report.slots),

@@ -50,12 +50,12 @@ def print_value(value: Any) -> None:
     typer.echo(text, nl=not text.endswith("\n"))
 
 
-def console(*, to_stderr: bool = False) -> Console:
-    """A rich console that marks nothing up by itself; wide where the width is not known."""
+def console(*, to_stderr: bool = False, unknown_width: int = _UNKNOWN_WIDTH) -> Console:
+    """A rich console that marks nothing up by itself, of `unknown_width` where that of the terminal is not known."""
     from rich.console import Console
 
     stream = sys.stderr if to_stderr else sys.stdout
-    width = None if stream.isatty() else _UNKNOWN_WIDTH
+    width = None if stream.isatty() else unknown_width
     return Console(stderr=to_stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -84,39 +84,4 @@ def logs_to_stderr() -> None:
     )
     structlog.configure(
         processors=[*processors, console], logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
-    )
-
-
-def json_logs(level: str) -> None:
-    """Everybody's logs, from `level` up, as one JSON document a line on stderr."""
-    import logging
-
-    import structlog
-
-    add: list[Any] = [
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(allow=["error"]),
-        structlog.processors.TimeStamper(fmt="iso"),
-        structlog.processors.format_exc_info,
-    ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=add,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
-            ],
-        )
-    )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.captureWarnings(True)
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *add,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
     )

@@ -23,12 +23,25 @@ from mosaic_tasks.cli.options import (
 )
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
+
+def urgency(text: str) -> int:
+    """Reads a priority."""
+    from mosaic_tasks.submission import check_priority
+
+    value: Any = int(text) if str(text).isdecimal() else text
+    try:
+        check_priority(value)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from None
+    return int(value)
+
+
 PriorityOption = Annotated[
     int,
     typer.Option(
         "--priority",
-        min=0,
-        max=9,
+        metavar="0..9",
+        parser=urgency,
         help="Urgency in queues and engines: 0 goes first, 9 gives way to everything else.",
     ),
 ]
@@ -53,7 +66,10 @@ def run(
     ] = True,
     key: Annotated[
         str | None,
-        typer.Option(callback=utf8, help="Idempotency key: the same key gives the same run, started once."),
+        typer.Option(
+            callback=utf8,
+            help="Idempotency key: the same key gives the same run, started once; it is refused for anything else.",
+        ),
     ] = None,
     priority: PriorityOption = 0,
     timeout_s: TimeoutOption = None,

@@ -42,11 +42,11 @@ def stream(
       mosaic stream 0193d5c8-... sections --json
       mosaic stream 0193d5c8-... --timeout 60
     """
-    from mosaic_tasks.client import get_run, no_worker
+    from mosaic_tasks.client import get_run
 
     run, last = get_run(run_id), None
     if queues := run.unserved_queues():
-        typer.echo(f"mosaic: {no_worker(queues, run.id)}", err=True)
+        typer.echo(f"mosaic: {run.no_worker(queues)}", err=True)
     with run.stream(node, after=after, timeout_s=timeout_s) as events:
         for event in events:
             (print_json_line if as_json else _print)(event)

@@ -14,10 +14,12 @@ import typer
 
 from mosaic_tasks.cli.exits import ExitCode
 from mosaic_tasks.cli.options import utf8
-from mosaic_tasks.cli.output import json_logs, print_json_line
+from mosaic_tasks.cli.output import print_json_line
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from mosaic_tasks.logs import Form
 
 
 SLOTS = 256
@@ -30,7 +32,7 @@ def gpu_class(value: str | None) -> str | None:
     """Refuses what cannot be a part of a queue's name."""
     if value is not None and not _CLASS.fullmatch(value):
         raise typer.BadParameter(
-            f"{value!r} is no GPU class; use small letters, digits and '-': h100, a100-80, cpu"
+            f"{value!r} is no GPU class; write one in small letters, digits and '-', such as h100 or a100-80, or cpu"
         )
     return value
 
@@ -85,7 +87,10 @@ def worker(
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="CLASS", callback=gpu_class, help="GPU class, such as h100; cpu: none."
+            "--gpu",
+            metavar="CLASS",
+            callback=gpu_class,
+            help="Class of this machine's GPU, such as h100; cpu, the default: it has none.",
         ),
     ] = None,
     models: Annotated[
@@ -143,9 +148,11 @@ def worker(
     from mosaic_tasks.app import app
     from mosaic_tasks.execution.process import ledger_url
 
-    served = [] if models else default_queues(os.environ.get("MOSAIC_MODEL"))
+    hosted: list[str] = []
     if models or gpu or engine_options:
-        served = _host(app, models, gpu=gpu, options=engine_options or [])
+        hosted = _host(app, models, gpu=gpu, options=engine_options or [])
+    served = queues.split(",") if queues else hosted or default_queues(os.environ.get("MOSAIC_MODEL"))
+    _check_hosted(served, hosted)
     pool = pool or (Pool.ASYNC if models else Pool.PREFORK)
     if models and pool is not Pool.ASYNC:
         raise typer.BadParameter(f"a model is hosted in the async pool, not in {pool}", param_hint="--pool")
@@ -155,15 +162,16 @@ def worker(
     url = ledger_url(app) or server_urls().redis_url
     connect(url).close()
     arguments = worker_arguments(
-        queues=queues.split(",") if queues else served,
+        queues=served,
         concurrency=concurrency,
         pool=pool,
         name=name or f"mosaic-{os.getpid()}",
         log_level=log_level,
         more=celery_options or [],
     )
+    _log(app, log_level, "json" if as_json else "text")
     if as_json:
-        _speak_json(app, url, pool=pool, log_level=log_level)
+        _speak_json(url, pool=pool)
         arguments.insert(0, "--quiet")
     raise typer.Exit(_work(app, arguments))
 
@@ -175,15 +183,25 @@ def _host(app: Celery, sources: list[str] | None, *, gpu: str | None, options: S
         ConfigurationError: a model's settings are of no use.
     """
     from mosaic_routing.queues import hosting_queues
-    from mosaic_tasks.engines.vllm.spec import ModelSpec, option
+    from mosaic_tasks.engines.hosted import read_spec
+    from mosaic_tasks.engines.simulated import SimulatedSpec
+    from mosaic_tasks.engines.vllm.gpus import why_none
+    from mosaic_tasks.engines.vllm.spec import option
     from mosaic_tasks.execution.hosted_models import host_models
 
     if not sources:
         raise typer.BadParameter(
-            "--gpu and --engine-option are for a worker that hosts a model; name it", param_hint="--model"
+            "it is for a worker that hosts a model; name that too: --model SPEC",
+            param_hint="--gpu" if gpu else "--engine-option",
         )
     told = dict(option(text) for text in options)
-    specs = [ModelSpec.read(source, options=told) for source in sources]
+    specs = [read_spec(source, options=told) for source in sources]
+    computes = not all(isinstance(spec, SimulatedSpec) for spec in specs)
+    if computes and gpu not in (None, DEFAULT_CLASS) and (reason := why_none()):
+        raise typer.BadParameter(
+            f"no NVIDIA GPU here: {reason}; to compute on the processor give --gpu {DEFAULT_CLASS}",
+            param_hint="--gpu",
+        )
     aliases = [spec.alias for spec in specs]
     if len(set(aliases)) < len(aliases):
         raise typer.BadParameter(
@@ -191,6 +209,18 @@ def _host(app: Celery, sources: list[str] | None, *, gpu: str | None, options: S
         )
     host_models(app, specs, gpu_class=gpu or DEFAULT_CLASS)
     return [queue for alias in aliases for queue in hosting_queues(gpu or DEFAULT_CLASS, alias)]
+
+
+def _check_hosted(served: Sequence[str], hosted: Sequence[str]) -> None:
+    """Refuses queues whose calls would fail here, since their models are not hosted."""
+    from mosaic_routing.serving import unhosted, worker_commands
+
+    if wrong := unhosted(served, hosted):
+        raise typer.BadParameter(
+            f"this worker would not host the model of {', '.join(map(repr, wrong))}; start instead: "
+            f"{worker_commands(wrong)}",
+            param_hint="--queues",
+        )
 
 
 def _work(app: Celery, arguments: list[str]) -> ExitCode:
@@ -208,22 +238,31 @@ def _work(app: Celery, arguments: list[str]) -> ExitCode:
     return ExitCode.FAILED if any(worker.exitcode for worker in workers) else ExitCode.OK
 
 
-def _speak_json(app: Celery, url: str, *, pool: str, log_level: str) -> None:
-    """Makes the worker say on stdout only that it is ready, and that as JSON; its log is JSON on stderr."""
+def _log(app: Celery, level: str, form: Form) -> None:
+    """Has the worker log in one form. Celery would set its own around ours, the time twice in each line."""
+    from celery import signals
+
+    from mosaic_tasks import logs
+
+    @signals.setup_logging.connect(weak=False)
+    def set_up(loglevel: Any, logfile: str | None, **_options: Any) -> None:
+        """In the place of Celery; `--logfile` and `--loglevel` may have come behind `--`."""
+        logs.configure(loglevel, form, file=logfile)
+        app.log.redirect_stdouts(app.conf.worker_redirect_stdouts_level)
+
+    logs.configure(level, form)  # what is said before
+
+
+def _speak_json(url: str, *, pool: str) -> None:
+    """Makes the worker say on stdout only that it is ready, and that as JSON."""
     from celery import signals
 
     from mosaic_queues.connection import redact
     from mosaic_tasks.execution.bootsteps import facts_of
 
     answer = sys.stdout
-    json_logs(log_level)
-    app.log.redirect_stdouts(app.conf.worker_redirect_stdouts_level)
     # Where Celery remarks on signals, past its log.
     sys.__stdout__ = Path(os.devnull).open("w")  # type: ignore[misc]  # noqa: SIM115
-
-    @signals.setup_logging.connect(weak=False)
-    def leave_as_it_is(**_options: Any) -> None:
-        """Tells Celery that logging is set up."""
 
     @signals.worker_ready.connect(weak=False)
     def announce(sender: Any, **_options: Any) -> None:
@@ -234,10 +273,12 @@ def _speak_json(app: Celery, url: str, *, pool: str, log_level: str) -> None:
 
 
 def default_queues(model: str | None) -> list[str]:
-    """The queue of tools, and that of agents without a model of their own."""
+    """The queue of tools, and that of agents without a model of their own, unless that is a hosted one."""
     from mosaic_routing.queues import CPU, queue_for
+    from mosaic_routing.serving import hosted_model
 
-    return list(dict.fromkeys((CPU, queue_for("agent", model))))
+    queues = dict.fromkeys((CPU, queue_for("agent", model)))
+    return [queue for queue in queues if not hosted_model(queue)]
 
 
 def worker_arguments(

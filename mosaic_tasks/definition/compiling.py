@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mosaic_routing.queues import queue_for
+import msgspec
+
+from mosaic_routing.queues import POOL, ROUTED, queue_for
+from mosaic_routing.requirements import Requirement
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.edges import batch_of
 from mosaic_tasks.definition.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
@@ -50,7 +53,10 @@ def _compiled(workflow: Workflow, default_model: str | None, import_tools: bool)
         for (name, node), facts in zip(workflow.nodes.items(), analysis.facts, strict=True)
     ]
     output = list(workflow.nodes).index(workflow.output)
-    return link(workflow.name, nodes, output=output, inputs_schema=workflow.inputs_schema)
+    linked = link(workflow.name, nodes, output=output, inputs_schema=workflow.inputs_schema)
+    return msgspec.structs.replace(
+        linked, objective=workflow.objective, deadline_s=workflow.deadline, budget_usd=workflow.budget
+    )
 
 
 def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: str | None) -> NodePlan:
@@ -85,6 +91,8 @@ def _first(*values: Any) -> Any:
 
 
 def _queue(node: Node, options: ToolOptions, defaults: Defaults, agent: AgentPlan | None) -> str:
+    if agent is not None and agent.requires is not None:
+        return node.queue or ROUTED
     named = node.queue or options.queue or defaults.queue
     return named or queue_for(node.kind, agent.model if agent is not None else None)
 
@@ -105,7 +113,17 @@ def _agent_plan(agent: AgentSpec, facts: Facts, model: str | None) -> AgentPlan:
         seed=agent.seed,
         stop=agent.stop,
         adapter=agent.adapter,
+        requires=_requirement(agent, agent.model or model),
     )
+
+
+def _requirement(agent: AgentSpec, model: str | None) -> Requirement | None:
+    """What the router goes by; None: the agent says itself which engine it asks."""
+    engine, _, name = (model or "").partition(":")
+    if agent.requires is None and engine != POOL:
+        return None
+    wanted = agent.requires or Requirement()
+    return msgspec.structs.replace(wanted, model=name) if engine == POOL and name else wanted
 
 
 __all__ = ["compile_workflow"]

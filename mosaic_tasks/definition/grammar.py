@@ -9,16 +9,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
+from mosaic_routing.requirements import Requirement, read_requirement
+from mosaic_routing.targets import Objective
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import TYPES
 
@@ -172,7 +177,7 @@ def _input(value: Any) -> Any:
     for name in declared if isinstance(declared, list) else [declared]:
         if name not in TYPES:
             raise ValueError(
-                f"no type {name!r}{did_you_mean(str(name), TYPES)}; the types are {', '.join(TYPES)}"
+                f"no type {name!r}; the types are {', '.join(TYPES)}{did_you_mean(str(name), TYPES)}"
             )
     return value
 
@@ -195,6 +200,25 @@ Texts = Annotated[
 ]
 
 
+def _requirement(value: Any) -> Any:
+    return value if value is None or isinstance(value, Requirement) else read_requirement(value)
+
+
+def _requirement_schema() -> dict[str, Any]:
+    (whole,), parts = msgspec.json.schema_components([Requirement], ref_template="{name}")
+    schema: dict[str, Any] = parts[whole["$ref"]]
+    memory = {"anyOf": [{"type": "null"}, parts["MemoryNeed"]], "default": None}
+    return {**schema, "properties": {**schema["properties"], "memory": memory}}
+
+
+Requires = Annotated[
+    Requirement,
+    PlainValidator(_requirement),
+    PlainSerializer(msgspec.to_builtins),
+    WithJsonSchema(_requirement_schema()),
+]
+
+
 class AgentSpec(_Part):
     """An agent: prompts (Jinja), the schema of its answer, and how it is sampled."""
 
@@ -206,7 +230,13 @@ class AgentSpec(_Part):
         default=None,
         description="JSON Schema of the answer, or `module:Model`; without it the answer is text",
     )
-    model: str | None = Field(default=None, description="PROVIDER:NAME, such as openai:gpt-5")
+    model: str | None = Field(
+        default=None,
+        description="PROVIDER:NAME, such as openai:gpt-5; pool:NAME: the router picks who answers",
+    )
+    requires: Requires | None = Field(
+        default=None, description="what a model and its GPU must have; the router picks who answers"
+    )
     temperature: float | None = Field(default=None, ge=0, le=10)
     top_p: float | None = Field(
         default=None,
@@ -285,6 +315,13 @@ class Definition(_Part):
         default_factory=dict, description="name -> type, or a schema with a default"
     )
     defaults: Defaults = Field(default_factory=Defaults)
+    objective: Objective = Field(
+        default="latency", description="what the router cares for most: latency, throughput, cost"
+    )
+    deadline: Duration | None = Field(default=None, gt=0, description="a run that takes longer fails")
+    budget: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="US dollars that a run may cost"
+    )
     nodes: dict[str, Node] = Field(min_length=1, description="id -> node")
     output: str = Field(description="id of the node whose output is the result")
 

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from mosaic_routing.requirements import Requirement
+from mosaic_routing.targets import Objective
+
 NodeKind = Literal["tool", "task", "agent"]
 OnFailure = Literal["fail", "skip", "default"]
 
@@ -69,7 +72,11 @@ class Retry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Prompt templates (Jinja source), output JSON Schema and sampling of an agent."""
+    """Prompt templates (Jinja source), output JSON Schema and sampling of an agent.
+
+    Attributes:
+        requires: what a deployment needs to answer for it, where the router picks one; its `model` is then no engine's.
+    """
 
     prompt: str
     system: str = ""
@@ -81,6 +88,7 @@ class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     adapter: str = ""
+    requires: Requirement | None = None
 
 
 class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -164,6 +172,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else.
+        objective: what routing cares for most.
+        deadline_s: a run that takes longer fails.
+        budget_usd: its calls may cost so much together.
+        tenant: on whose account.
     """
 
     name: str
@@ -173,6 +185,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     output: int
     inputs_schema: dict[str, Any] = {}
     priority: int = 0
+    objective: Objective = "latency"
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    tenant: str = ""
 
     @property
     def end(self) -> int:

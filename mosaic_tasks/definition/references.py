@@ -16,7 +16,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rapidfuzz import process
+from rapidfuzz.distance import JaroWinkler
 
+from mosaic_queues.documents import path_text
 from mosaic_queues.errors import BindingError
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Plan, Ref, decode_ref, encode_ref
 
@@ -30,11 +32,12 @@ Encoded = Any
 _TEXT, _LITERAL, _MARKS = "$text", "$literal", ("$ref", "$text", "$literal")
 _STEP = r'\.[^\W\d][\w-]*|\[-?\d{1,9}\]|\["(?:[^"\\]|\\.)*"\]'
 _STEPS = re.compile(_STEP)
-_KEY = re.compile(r"[^\W\d][\w-]*")
 _TOKEN = re.compile(
     rf"(?P<escape>\$\$\{{)|\$\{{\s*(?P<name>[a-zA-Z_]\w*)(?P<path>(?:{_STEP})*)\s*\}}|(?P<bad>\$\{{)"
 )
 _SHOWN_KEYS = 12
+_ALIKE = 0.78
+"""Jaro-Winkler similarity, which counts beginnings most: `reties` is as like `retry`, `temp` as like `temperature`."""
 
 
 class ReferenceSyntaxError(ValueError):
@@ -49,17 +52,6 @@ class Reference(NamedTuple):
 
     def __str__(self) -> str:
         return f"${{{self.name}{path_text(self.path)}}}"
-
-
-def path_text(path: Path) -> str:
-    """The path as it is written behind a name: `.a[0]["b c"]`."""
-    return "".join(_step_text(step) for step in path)
-
-
-def _step_text(step: str | int) -> str:
-    if isinstance(step, int):
-        return f"[{step}]"
-    return f".{step}" if _KEY.fullmatch(step) else f"[{json.dumps(step)}]"
 
 
 def escape(text: str) -> str:
@@ -254,10 +246,16 @@ def _listed(keys: Mapping[Any, Any]) -> str:
     return (shown or "nothing") + (f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else "")
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name most like `name`; None when there is none."""
+    match = process.extractOne(name, list(names), scorer=JaroWinkler.similarity, score_cutoff=_ALIKE)
+    return match[0] if match and match[0] != name else None
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the name most like `name`, or nothing when none is."""
-    match = process.extractOne(name, list(names), score_cutoff=60)
-    return f"; did you mean {match[0]!r}?" if match and match[0] != name else ""
+    """`; did you mean 'x'?` for the name most like `name`, or nothing when none is; the end of a sentence."""
+    found = nearest(name, names)
+    return f"; did you mean {found!r}?" if found else ""
 
 
 __all__ = [
@@ -269,8 +267,8 @@ __all__ = [
     "encode",
     "escape",
     "label_in",
+    "nearest",
     "parse",
-    "path_text",
     "pieces",
     "prepare",
     "read",

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 from pydantic import PydanticUserError, TypeAdapter
 
+from mosaic_queues.documents import path_text
 from mosaic_queues.errors import InputError
-from mosaic_tasks.definition.references import Path, did_you_mean, path_text
+from mosaic_tasks.definition.references import Path, did_you_mean, nearest
 
 Schema = dict[str, Any]
 
@@ -301,7 +302,9 @@ def complete_inputs(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown_input(name: str, declared: Mapping[str, Schema]) -> str:
     known = f"it has: {', '.join(declared)}" if declared else "it has none"
-    return f"the workflow has no input {name!r}{did_you_mean(name, declared)}; {known}"
+    near = nearest(name, declared)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"the workflow has no input {name!r}{hint}; {known}"
 
 
 def read_inputs(schema: Schema, texts: Mapping[str, str]) -> dict[str, Any]:

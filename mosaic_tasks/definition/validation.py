@@ -14,6 +14,7 @@ from typing import Any
 from mosaic_queues.errors import DefinitionError, NotSerializable
 from mosaic_queues.settings import settings
 from mosaic_queues.values import encode as stored
+from mosaic_routing.queues import POOL
 from mosaic_tasks.definition.edges import SO_FAR, EdgeReader, Publishes, publishes
 from mosaic_tasks.definition.grammar import AgentSpec, Definition, Node
 from mosaic_tasks.definition.loading import Problem, too_large
@@ -261,6 +262,9 @@ class _Checker:
             )
             self._report(f"no `item` here{named}", *where)
             return
+        if name in self.definition.inputs:
+            self._report(f"no node {name!r}; the input is written {_input_form(name, where)}", *where)
+            return
         known = [*self.numbers, *self.broken, "inputs", *more]
         if self._node.for_each is not None:
             known.append(self._node.item_name)
@@ -298,6 +302,13 @@ class _Checker:
         if agent.system:
             self._read_template(facts, agent.system, ("agent", "system"))
         self._check_model(agent.model, (*self._at, "agent", "model"))
+        if agent.requires is not None and agent.model and not agent.model.startswith(f"{POOL}:"):
+            self._report(
+                f"{agent.model!r} says who answers, and `requires` leaves that to the router; remove one of them, or "
+                "name a model of the pool (pool:NAME)",
+                "agent",
+                "model",
+            )
         if isinstance(agent.output, dict):
             facts.agent_schema = agent.output
             reason = schema_problem(agent.output)
@@ -508,6 +519,13 @@ class _Checker:
                     "it, or say `detached: true` if it runs for its effect",
                     *("nodes", name),
                 )
+
+
+def _input_form(name: str, where: Path) -> str:
+    """An input as one place of a workflow file reads it: a condition, a prompt, or a reference."""
+    if where[0] == "when":
+        return f"`inputs.{name}`"
+    return f"`{{{{ inputs.{name} }}}}`" if where[0] == "agent" else f"`${{inputs.{name}}}`"
 
 
 _TEXT: Schema = {"type": "string"}

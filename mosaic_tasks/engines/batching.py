@@ -38,7 +38,7 @@ class BatchEngine(Protocol):
         """Frees what it holds."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class GatherWindow(msgspec.Struct, frozen=True):
     """How many requests a batch holds at most, and how long it gathers them at most."""
 
     max_size: int
@@ -59,7 +59,9 @@ class Pace(msgspec.Struct, frozen=True):
     ended_at: float = -math.inf
 
 
-def gathers_s(window: Window, pace: Pace, *, waiting: int, oldest_at: float, busy: bool, now: float) -> float:
+def gathers_s(
+    window: GatherWindow, pace: Pace, *, waiting: int, oldest_at: float, busy: bool, now: float
+) -> float:
     """Seconds for which requests are still to be gathered; 0: the batch goes now.
 
     It goes when it is full. While another one runs, or has just run and had more requests, it gathers as long as that
@@ -109,7 +111,7 @@ class BatchingEngine:
         self, engine: BatchEngine, *, max_size: int, max_wait_ms: float, max_batches: int = 1
     ) -> None:
         self._engine = engine
-        self._window = Window(max_size, max_wait_ms / 1000)
+        self._window = GatherWindow(max_size, max_wait_ms / 1000)
         self._max_batches = max_batches
         self._pace = Pace()
         self._waiting: deque[_Waiting] = deque()

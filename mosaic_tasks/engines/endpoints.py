@@ -186,7 +186,7 @@ def _wrong(problem: Any) -> str:
     return f"{said}, not {value!r}"
 
 
-class Standing(msgspec.Struct, eq=False):
+class EndpointStanding(msgspec.Struct, eq=False):
     """How an endpoint does at the moment; times are those of the loop's clock.
 
     Attributes:
@@ -219,7 +219,7 @@ class Standing(msgspec.Struct, eq=False):
         return self.endpoint.concurrency is None or self.in_use < self.endpoint.concurrency
 
 
-S = TypeVar("S", bound=Standing)
+S = TypeVar("S", bound=EndpointStanding)
 
 
 def choose(standings: Sequence[S], *, now: float) -> S | None:
@@ -228,19 +228,19 @@ def choose(standings: Sequence[S], *, now: float) -> S | None:
     return min(free, key=lambda one: one.rank, default=None)
 
 
-def rest_over(standings: Sequence[Standing], *, now: float) -> float:
+def rest_over(standings: Sequence[EndpointStanding], *, now: float) -> float:
     """When the first endpoint has rested; `now` where one does not rest, and is merely full."""
     return max(now, min((one.rests_until for one in standings), default=math.inf))
 
 
-def rest(standing: Standing, *, now: float, until: float, reason: str) -> None:
+def rest(standing: EndpointStanding, *, now: float, until: float, reason: str) -> None:
     """Has an endpoint rest until then, if it does not rest for longer already."""
     if until > max(now, standing.rests_until):
         standing.rests_until, standing.reason = until, reason
 
 
 def note_failure(
-    standing: Standing, *, now: float, began: float, reason: str, pause_s: Callable[[int], float]
+    standing: EndpointStanding, *, now: float, began: float, reason: str, pause_s: Callable[[int], float]
 ) -> None:
     """Has an endpoint rest after a failed request, by the number of its failures in a row.
 
@@ -252,7 +252,7 @@ def note_failure(
     rest(standing, now=now, until=now + pause_s(standing.failures), reason=reason)
 
 
-def note_success(standing: Standing, *, began: float) -> None:
+def note_success(standing: EndpointStanding, *, began: float) -> None:
     """A request that began after the last failure got an answer."""
     if began >= standing.failed_at:
         standing.failures, standing.refuses = 0, False
@@ -279,7 +279,7 @@ class _Waiter(msgspec.Struct, eq=False):
     given: asyncio.Future[Any]
 
 
-class Group(Generic[S]):
+class EndpointGroup(Generic[S]):
     """The endpoints of one model, on one event loop. A place that is given back goes to who has waited longest."""
 
     def __init__(self, standings: Sequence[S]) -> None:

@@ -35,8 +35,8 @@ from mosaic_tasks.engines.endpoints import (
     VARIABLE,
     AllRest,
     Endpoint,
-    Group,
-    Standing,
+    EndpointGroup,
+    EndpointStanding,
     Timeouts,
     is_loopback,
     load_endpoints,
@@ -88,7 +88,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return min(self.max_s, self.base_s * 2.0 ** min(failures - 1, 30)) / 2
 
 
-class _Server(Standing, kw_only=True, eq=False):
+class _Server(EndpointStanding, kw_only=True, eq=False):
     """An endpoint, and what is needed to talk to it."""
 
     client: openai.AsyncOpenAI
@@ -162,7 +162,7 @@ class OpenAIEngine:
         self._timeouts = timeouts or Timeouts()
         self._listed = load_endpoints()
         self._clients: dict[tuple[str, str, Timeouts], openai.AsyncOpenAI] = {}
-        self._groups: dict[str, Group[_Server]] = {}
+        self._groups: dict[str, EndpointGroup[_Server]] = {}
         if not server_of(self._url):
             shown = self._url.rpartition("@")[2]
             raise ConfigurationError(f"the engine's URL is no http URL: {shown!r}; correct OPENAI_BASE_URL")
@@ -216,13 +216,15 @@ class OpenAIEngine:
 
     # -- which server
 
-    def _group(self, model: str) -> Group[_Server]:
+    def _group(self, model: str) -> EndpointGroup[_Server]:
         """The servers of a model."""
         if model not in self._groups:
             listed = self._listed.get(model)
             endpoints = listed or (Endpoint(url=self._url, model=model, timeouts=self._timeouts),)
             keys = [_key_of(one) for one in endpoints] if listed else [self._key_of_url(model)]
-            self._groups[model] = Group([self._server(*pair) for pair in zip(endpoints, keys, strict=True)])
+            self._groups[model] = EndpointGroup(
+                [self._server(*pair) for pair in zip(endpoints, keys, strict=True)]
+            )
         return self._groups[model]
 
     def _server(self, endpoint: Endpoint, key: str) -> _Server:
@@ -252,7 +254,7 @@ class OpenAIEngine:
             "or MOSAIC_MODEL=extractive to go without a model"
         )
 
-    async def _take(self, group: Group[_Server], call: _Call) -> _Server:
+    async def _take(self, group: EndpointGroup[_Server], call: _Call) -> _Server:
         """A place at the server that is asked next, once there is one.
 
         Raises:
@@ -323,7 +325,9 @@ class OpenAIEngine:
 
     # -- after a failure
 
-    def _settle(self, group: Group[_Server], call: _Call, server: _Server, error: openai.OpenAIError) -> None:
+    def _settle(
+        self, group: EndpointGroup[_Server], call: _Call, server: _Server, error: openai.OpenAIError
+    ) -> None:
         """Makes ready for the next attempt, or raises what `error` means."""
         if not call.heard and _learnt(server, call.request, error):
             return
@@ -344,13 +348,13 @@ class OpenAIEngine:
 
         note_failure(server, now=_now(), began=call.began, reason=reason, pause_s=pause_s)
 
-    def _may_repeat(self, group: Group[_Server], call: _Call, failure: EngineError) -> bool:
+    def _may_repeat(self, group: EndpointGroup[_Server], call: _Call, failure: EngineError) -> bool:
         if isinstance(failure, EngineOverloaded) and call.deadline < math.inf:
             return True
         return call.attempt < max(self._retry.attempts, len(group.standings))
 
 
-def _able(group: Group[_Server], request: EngineRequest) -> tuple[_Server, ...]:
+def _able(group: EndpointGroup[_Server], request: EngineRequest) -> tuple[_Server, ...]:
     """The servers of a group that can do what a request asks for."""
     reasons = [unsuited(one.endpoint, request) for one in group.standings]
     able = tuple(one for one, why in zip(group.standings, reasons, strict=True) if why is None)
@@ -371,7 +375,7 @@ def _passed_over(call: _Call, server: _Server, reason: str) -> bool:
     return True
 
 
-def _continued(group: Group[_Server], call: _Call, failure: EngineError) -> bool:
+def _continued(group: EndpointGroup[_Server], call: _Call, failure: EngineError) -> bool:
     """Whether a server can continue what was heard; the next attempt asks for that."""
     request = call.request
     text = "".join(call.heard)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from mosaic_queues.errors import EngineError, EngineRefused
+from mosaic_routing.inventory import EngineLoad as EngineLoad  # what a hosted engine gives, too
 from mosaic_tasks.engines.reasoning import Parted, ReasoningReader
 
 Role = Literal["system", "user", "assistant"]
@@ -118,32 +119,6 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     reasoning: str = ""
     logprobs: tuple[float, ...] = ()
-
-
-class EngineLoad(msgspec.Struct, frozen=True):
-    """What a hosted engine does at the moment; rates and means are those of the last seconds.
-
-    Attributes:
-        running: requests that are in its batch.
-        waiting: requests that it took and has not begun.
-        slots: how many more requests fit without any having to wait or to be preempted.
-        kv_use: part of its KV cache that is in use, 0 to 1.
-        ttft_s: mean time to the first token; 0 where none came.
-        inter_token_s: mean time between two tokens of an answer.
-        prefix_hits: part of the prompt tokens that its prefix cache knew, 0 to 1.
-        preempted: how often it had to take a request out of its batch again, since its start.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    slots: int = 0
-    kv_use: float = 0.0
-    prompt_tokens_s: float = 0.0
-    generated_tokens_s: float = 0.0
-    ttft_s: float = 0.0
-    inter_token_s: float = 0.0
-    prefix_hits: float = 0.0
-    preempted: int = 0
 
 
 Events = AsyncGenerator[TextDelta | Finished, None]

@@ -145,6 +145,15 @@ def find(name: str, request: EngineRequest) -> Recording:
     return _decoder.decode(samples[(request.seed or 0) % len(samples)].json)
 
 
+def count_recordings(name: str) -> int:
+    """How many recordings the file or directory `name` holds.
+
+    Raises:
+        EngineRefused: it cannot be read.
+    """
+    return sum(len(shelf.lines) for shelf in _opened(Path(name).expanduser().absolute()))
+
+
 def _fitting(shelves: Sequence[_Shelf], prompt: str) -> list[_Line]:
     """The recordings whose `match` fits, those alone that are the most specific."""
     lines = [line for shelf in shelves for line in shelf.fitting(prompt)]

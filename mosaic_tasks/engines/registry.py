@@ -1,7 +1,8 @@
-"""Which engine answers for a model: `openai:<name>`, `replay:<file>`, `vllm:<alias>`, `extractive`.
+"""Which engine answers for a model: `openai:<name>`, `replay:<file>`, `vllm:<alias>`, `simulated:<alias>`,
+`extractive`.
 
 Connection pools belong to an event loop, so there is one instance of an engine per process and loop. Those of `vllm`
-are not made here: a worker starts them and says that it hosts them.
+and `simulated` are not made here: a worker starts them and says that it hosts them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 import msgspec
+from rapidfuzz import process
+from rapidfuzz.distance import DamerauLevenshtein
 
 from mosaic_queues.errors import ConfigurationError, EngineRefused
+from mosaic_routing.queues import HOSTED_ENGINES, queue_for
+from mosaic_routing.serving import worker_commands
 from mosaic_tasks.engines.extractive import ExtractiveEngine
 from mosaic_tasks.engines.protocol import Engine
 from mosaic_tasks.engines.replay import ReplayEngine
@@ -33,11 +38,11 @@ _FACTORIES: dict[str, Callable[[], Engine]] = {
     "openai": _openai,
     "replay": ReplayEngine,
 }
-_HOSTED = "vllm"
-"""The engine that exists only where `host` said so."""
-_NEEDED = {"openai": "model", "replay": "file", _HOSTED: "model"}
+_NEEDED = {"openai": "model", "replay": "file", **dict.fromkeys(sorted(HOSTED_ENGINES), "model")}
 """What has to be named after the colon."""
-_KNOWN = frozenset({*_FACTORIES, _HOSTED})
+_KNOWN = HOSTED_ENGINES | _FACTORIES.keys()
+_TYPOS = 2
+"""So many letters too many, too few, wrong or exchanged are a misspelling."""
 
 _engines: dict[asyncio.AbstractEventLoop, dict[str, Engine]] = {}
 """By the name of an engine, or by the whole model's where it is hosted."""
@@ -83,20 +88,20 @@ def engine_for(model: str | None = None) -> Engine:
         RuntimeError: no event loop runs.
     """
     wanted = model_name(model)
-    scheme = str(wanted) if wanted.engine == _HOSTED else wanted.engine
+    scheme = str(wanted) if wanted.engine in HOSTED_ENGINES else wanted.engine
     loop = asyncio.get_running_loop()
     with _lock:
         _forget_closed_loops()
         engines = _engines.setdefault(loop, {})
         if scheme not in engines:
-            if wanted.engine == _HOSTED:
+            if wanted.engine in HOSTED_ENGINES:
                 raise EngineRefused(_not_hosted(wanted))
             engines[scheme] = _FACTORIES[scheme]()
         return engines[scheme]
 
 
 def host(engine: Engine, alias: str) -> None:
-    """Makes `engine` answer for `vllm:ALIAS` on the running event loop; `close_engines` closes it too.
+    """Makes `engine` answer for `NAME:ALIAS` on the running event loop, by its name; `close_engines` closes it too.
 
     Raises:
         ConfigurationError: another engine does already.
@@ -106,10 +111,21 @@ def host(engine: Engine, alias: str) -> None:
     with _lock:
         _forget_closed_loops()
         hosted = _engines.setdefault(loop, {})
-        if hosted.setdefault(str(ModelName(_HOSTED, alias)), engine) is not engine:
+        if hosted.setdefault(str(ModelName(engine.name, alias)), engine) is not engine:
             raise ConfigurationError(
                 f"two models are called {alias!r}; give one of them another alias in its spec"
             )
+
+
+def meant_engine(model: str) -> str | None:
+    """The engine whose name was perhaps misspelt in `model`; None where it is right, or like none."""
+    engine = model.partition(":")[0]
+    near = process.extractOne(engine, sorted(_KNOWN), scorer=DamerauLevenshtein.distance, score_cutoff=_TYPOS)
+    if engine in _KNOWN or near is None:
+        return None
+    from mosaic_tasks.engines.endpoints import load_endpoints  # what only a misspelling shall pay
+
+    return None if engine in load_endpoints() else near[0]
 
 
 async def close_engines() -> None:
@@ -126,10 +142,8 @@ def _forget_closed_loops() -> None:
 
 
 def _not_hosted(wanted: ModelName) -> str:
-    return (
-        f"this worker does not host the model {str(wanted)!r}; start one that does with: "
-        f"mosaic worker --gpu <class> --model <its folder, name or spec, with the alias {wanted.name!r}>"
-    )
+    command = worker_commands([queue_for("agent", str(wanted))])
+    return f"this worker does not host the model {str(wanted)!r}; start one that does with: {command}"
 
 
 def _unknown(wanted: str, engine: str) -> str:

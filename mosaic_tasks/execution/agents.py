@@ -139,11 +139,20 @@ def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:
     return found[0], problems[0]
 
 
-def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str, priority: int) -> EngineRequest:
+def question(agent: AgentPlan, names: Mapping[str, Any]) -> tuple[Message, ...]:
+    """What an agent is asked.
+
+    Raises:
+        BindingError: a prompt cannot be formed from the data.
+    """
     system = render(agent.system, names) if agent.system else ""
     lead = (Message("system", system),) if system.strip() else ()
+    return (*lead, Message("user", render(agent.prompt, names)))
+
+
+def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str, priority: int) -> EngineRequest:
     return EngineRequest(
-        messages=(*lead, Message("user", render(agent.prompt, names))),
+        messages=question(agent, names),
         model=model,
         output_schema=agent.output_schema,
         temperature=agent.temperature,

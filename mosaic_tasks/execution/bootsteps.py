@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
@@ -17,9 +18,13 @@ from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.transitions import INPUTS_CALL, Group
+from mosaic_routing.queues import DIRECT_PREFIX
+from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
+from mosaic_tasks.execution.direct import delete_deserted
 from mosaic_tasks.execution.hosting import Host
+from mosaic_tasks.execution.machine import MachineStep
 from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import (
     Process,
@@ -30,6 +35,11 @@ from mosaic_tasks.execution.process import (
     set_worker_facts,
 )
 from mosaic_tasks.pool import TaskPool
+
+log = structlog.get_logger(__name__)
+
+REFUSED = 1
+"""Exit code of a worker that is of no use."""
 
 
 class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
@@ -44,10 +54,13 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         if os.getcwd() not in sys.path:
             # where people keep their tools; `mosaic worker` finds them there too
             sys.path.append(os.getcwd())
-        set_worker_facts(facts_of(parent))
+        facts = facts_of(parent)
+        refuse_unhosted(facts.queues, parent.app)
+        set_worker_facts(facts)
 
     def start(self, parent: Any) -> None:
         """After the pool started, so that no thread of ours is forked."""
+        set_worker_facts(facts_of(parent))  # other steps may have added queues
         process = process_for(parent.app)
         hosts = isinstance(parent.pool, TaskPool)
         process.start_liveness(queues=facts_of(parent).queues, slots=parent.concurrency or 1, hosts=hosts)
@@ -86,6 +99,20 @@ class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore
         keep_client(consumer.task_consumer.channel)
 
 
+def refuse_unhosted(queues: Sequence[str], app: Celery) -> None:
+    """Ends a worker that would take calls of models that it does not host, and fail them.
+
+    Raises:
+        SystemExit: it serves such a queue.
+    """
+    hosting = {queue for step in app.steps["worker"] for queue in getattr(step, "hosting", ())}
+    if wrong := unhosted(queues, hosting):
+        named = " and ".join(repr(queue) for queue in wrong)
+        told = f"it does not host what it would serve, {named}; start instead: {worker_commands(wrong)}"
+        log.error("worker.refused", what=told)
+        raise SystemExit(REFUSED)
+
+
 def facts_of(worker: Any) -> WorkerFacts:
     """What a worker was started with."""
     return WorkerFacts(
@@ -112,7 +139,9 @@ class Recovering:
         return self._process.plan_of(run_id).plan.priority
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
-        """Looks at the head of a queue."""
+        """Looks at the head of a queue. What lies in that of a dead worker counts for nothing."""
+        if queue.startswith(DIRECT_PREFIX) and not self._process.is_served(queue):
+            return None
         return oldest_message(self._process.app, queue, priority)
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
@@ -131,8 +160,9 @@ class Recovering:
         self._process.payloads.keep_objects_until(run_id, expires_s)
 
     def expire(self) -> None:
-        """Deletes the objects of runs past their retention."""
+        """Deletes the objects of runs past their retention, and the queues of workers that died."""
         expire_objects(self._process.client, namespace=self._process.settings.namespace)
+        delete_deserted(self._process)
 
 
 def run_recovery(process: Process) -> RunRecovery:
@@ -154,5 +184,5 @@ def _close_child(**_options: Any) -> None:
 
 def install_steps(app: Celery) -> None:
     """Adds the steps to the workers of an app."""
-    app.steps["worker"].add(MosaicStep)
+    app.steps["worker"].update((MosaicStep, MachineStep))
     app.steps["consumer"].add(LeanConsumer)

@@ -20,7 +20,8 @@ from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import evaluate
-from mosaic_tasks.execution.agents import AgentAnswer, run_agent
+from mosaic_tasks.execution.agents import AgentAnswer
+from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
@@ -45,6 +46,9 @@ from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.publishing import Publication
 
+SMALL = 4096
+"""Characters, bytes and parts of a result that is packed by whoever takes it: some 20 us."""
+
 
 class Execution:
     """The calls of one run in one process: shares the values they read."""
@@ -53,8 +57,13 @@ class Execution:
         self.process, self.run_id, self.plan, self.epoch = process, run_id, plan, epoch
         self.inputs = Inputs(process, run_id, plan, epoch=epoch)
         self.endings = Endings(process, run_id, plan)
-        self._mailboxes = Mailboxes(process, run_id, plan, self.inputs)
+        self._asking = Asking(process, run_id, plan, epoch=epoch)
+        self._mailboxes = Mailboxes(process, run_id, plan, self.inputs, self._asking)
         self._publications: dict[Claim, Publication] = {}
+
+    def go_on_from(self, earlier: Execution) -> None:
+        """Calls that were claimed in an earlier epoch, and that it left alone, end in this one."""
+        self._publications = earlier._publications
 
     # -- before the call ---------------------------------------------------------------------------------------
 
@@ -88,7 +97,7 @@ class Execution:
             if node.plan.for_each is not None and not call.reads:
                 return Expand(len(inputs.items(node, early)))
         if call.reads:
-            return Work(claim, call, node, {}, {}, early, holder)
+            return Work(claim, call, node, {}, {}, {**inputs.loaded(node), **early}, holder)
         item = inputs.item(claim.call, node, call.item, early) if call.item is not None else None
         return Work(claim, call, node, *inputs.given(node, item, early), early, holder)
 
@@ -204,7 +213,8 @@ class Execution:
 
     async def answered(self, work: Work) -> Callable[[], Outcome]:
         """Runs an agent or a coroutine tool on an event loop that others share. What comes of it is left to whom may
-        block: large results are stored, and what a publication has left is sent."""
+        block: what a publication has left is sent. A result that is not small is packed and stored in a thread of its
+        own, since who takes outcomes takes those of many runs."""
         agent, usage = work.node.plan.agent, None
         limit = asyncio.timeout(None if work.call.reads else work.node.plan.timeout_s)
         try:
@@ -236,7 +246,14 @@ class Execution:
             return partial(self._failure, work, error)
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return partial(self._failure, work, error)
-        return partial(self._outcome, work, result, usage, publication)
+        finish = partial(self._outcome, work, result, usage, publication)
+        if is_small(result):
+            return finish
+        try:
+            outcome = await asyncio.to_thread(finish)
+        except Exception:  # noqa: BLE001 - told, or tried again, by whoever takes the outcome
+            return finish
+        return lambda: outcome
 
     def _returned(self, work: Work, error: EngineGone) -> Returned:
         self._mailboxes.went_on(work.claim)
@@ -258,25 +275,36 @@ class Execution:
 
     async def _ask(self, work: Work, agent: AgentPlan, publication: Publication | None) -> AgentAnswer:
         """An agent's answer, published as it comes."""
-        timeout_s = work.node.plan.timeout_s
         if publication is None:
-            return await run_agent(agent, work.names, timeout_s=timeout_s, priority=self.plan.plan.priority)
+            return await self._asking.ask(work, agent, work.names)
         listener = Listener(
             publication,
             fields=list(self.plan.announced(work.node.number)),
             lists=[path for path in self.plan.streamed_paths(work.node.number) if path],
             schema=agent.output_schema,
         )
-        answer = await run_agent(
-            agent,
-            work.names,
-            timeout_s=timeout_s,
-            on_delta=listener.hear,
-            prefix=publication.earlier_text(),
-            priority=self.plan.plan.priority,
-        )
+        heard = {"on_delta": listener.hear, "prefix": publication.earlier_text()}
+        answer = await self._asking.ask(work, agent, work.names, **heard)
         listener.settle(answer.text, answer.value)
         return answer
+
+
+def is_small(value: Any, *, most: int = SMALL) -> bool:
+    """Whether packing a value takes no time to speak of: it has at most so many characters, bytes and parts."""
+    left, parts = most, [value]
+    while parts:
+        part = parts.pop()
+        if not isinstance(part, (str, bytes, list, tuple, dict)):
+            continue
+        left -= len(part)
+        if left < 0:
+            return False
+        if isinstance(part, dict):
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
+    return True
 
 
 def at_once(coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:

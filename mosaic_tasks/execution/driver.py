@@ -197,7 +197,8 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     except Exception as error:
         log.exception("drive.error", what="internal error, the run is failed", run=run_id)
         with suppress(RedisError):
-            process.ledger.end_run(run_id, "failed", f"internal error in a worker, see its log: {error!r}")
+            message = f"internal error in a worker, see its log: {type(error).__name__}: {error}"
+            process.ledger.end_run(run_id, "failed", message)
         holding.let_go()
     except BaseException:
         holding.let_go()

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.streams import Drain
-from mosaic_queues.transitions import EPOCH, Advance, Claim, Done, Group, JoinStep, Usage
+from mosaic_queues.transitions import EPOCH, Advance, Claim, Done, Group, JoinStep, Usage, route_of
 from mosaic_tasks.execution.calls import execution_of
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
@@ -142,7 +142,7 @@ class Holding:
             joins=list(finished.joins.values()),
             usages=finished.usages,
             claim=wanted,
-            read=self.execution.inputs.absent(wanted),
+            read=[*self.execution.inputs.absent(wanted), *self._sent(wanted)],
             open_={
                 call: list(self.plan.node(CallId(call).node).streams) for call in wanted if CallId(call).reads
             },
@@ -154,6 +154,10 @@ class Holding:
         for name, envelope in finished.values.values():
             self.process.remember_value(self.run_id, self.execution.epoch, name, envelope)
         return answer
+
+    def _sent(self, calls: Sequence[str]) -> list[str]:
+        """Under which names it is recorded where the router sent these calls; each time anew, for that may change."""
+        return [route_of(call) for call in calls if self.plan.is_routed(call)]
 
     def again(self, transition: Callable[[int], Advance]) -> Advance:
         """The answer was lost: record again (a repetition is refused), claim nothing, and let go of what the lost
@@ -170,7 +174,9 @@ class Holding:
         """Keeps what a transition claimed, publishes what it made ready."""
         epoch = max((claim.fence // EPOCH for claim in answer.claimed), default=0)
         if epoch > self.execution.epoch:
+            earlier = self.execution
             self.execution = execution_of(self.process, self.run_id, self.plan, epoch=epoch)
+            self.execution.go_on_from(earlier)
         for call, envelope in answer.outputs.items():
             self.process.remember_value(self.run_id, self.execution.epoch, call, envelope)
         self.opened.update(answer.opened)

@@ -23,12 +23,13 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_routing.inventory import EngineReport, conflict, engines, publish, withdraw
-from mosaic_routing.queues import hosting_queues
+from mosaic_routing.queues import direct_queue, hosting_queues
+from mosaic_tasks.engines.hosted import HostedEngine, HostedSpec, hosted_engine
 from mosaic_tasks.engines.protocol import EngineLoad
 from mosaic_tasks.engines.registry import host
-from mosaic_tasks.engines.vllm.spec import ModelSpec
-from mosaic_tasks.engines.vllm.supervisor import Supervisor
+from mosaic_tasks.engines.simulated import SimulatedSpec
 from mosaic_tasks.execution.bootsteps import MosaicStep
+from mosaic_tasks.execution.direct import DirectQueue
 from mosaic_tasks.execution.process import Process, process_for
 
 log = structlog.get_logger(__name__)
@@ -51,12 +52,17 @@ class HostedModel:
         queues: what a worker that hosts it consumes.
     """
 
-    def __init__(self, process: Process, spec: ModelSpec, *, gpu_class: str) -> None:
+    def __init__(self, process: Process, spec: HostedSpec, *, gpu_class: str) -> None:
         self._process, self.spec, self._class = process, spec, gpu_class
-        self.queues = tuple(hosting_queues(gpu_class, spec.alias))
-        self.supervisor = Supervisor(spec, on_give_up=_end_worker)
+        self.queues = (*hosting_queues(gpu_class, spec.alias), direct_queue(process.facts.hostname))
+        self.engine = hosted_engine(spec, on_give_up=_end_worker)
         self._fingerprint = fingerprint(spec)
         self._lock, self._is_gone = threading.Lock(), False
+
+    @property
+    def deployment(self) -> str:
+        """Its name in the model pool."""
+        return f"{self._class}/{self.spec.alias}"
 
     def report(self, load: EngineLoad) -> EngineReport:
         """What the inventory is told of the engine."""
@@ -67,6 +73,9 @@ class HostedModel:
             fingerprint=self._fingerprint,
             gpu_class=self._class,
             at_ms=int(time.time() * 1000),
+            engine=self.engine.name,
+            state=self.engine.state,
+            phase="" if self.engine.ready else self.engine.phase,
             **msgspec.structs.asdict(load),
         )
 
@@ -82,7 +91,7 @@ class HostedModel:
             if other := conflict(others, queue, self._fingerprint):
                 raise ConfigurationError(
                     f"the worker {other} serves the queue {queue!r} with another model than "
-                    f"{self.spec.model!r}; calls would be answered by either: give one of them another alias"
+                    f"this one, {self.spec.alias!r}; calls would be answered by either: give one of them another alias"
                 )
 
     def publish(self, load: EngineLoad) -> None:
@@ -102,18 +111,26 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     """Starts the engines of a worker before it consumes, and ends them after it has drained."""
 
     requires = (MosaicStep,)
-    specs: ClassVar[Sequence[ModelSpec]] = ()
+    specs: ClassVar[Sequence[HostedSpec]] = ()
     gpu_class: ClassVar[str] = "cpu"
+    hosting: ClassVar[Sequence[str]] = ()
+    """Queues of the models; `MosaicStep` refuses those of others."""
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._models: list[HostedModel] = []
+        self._direct: DirectQueue | None = None
+        parent.app.amqp.queues.select_add(direct_queue(parent.hostname))
 
     def start(self, parent: Any) -> None:
         """Returns when every engine has given a token; ends the worker where one cannot."""
         loop = parent.pool.loop
+        self._direct = DirectQueue(process_for(parent.app))
+        self._direct.enter()
         # Those that still start are told of too: nobody else may serve their queues with something else meanwhile.
-        reports = asyncio.run_coroutine_threadsafe(_report(self._models, parent.pool.slots), loop)
+        reports = asyncio.run_coroutine_threadsafe(
+            _report(self._models, parent.pool.slots, self._direct), loop
+        )
         reports.add_done_callback(_tell_end)
         try:
             for spec in self.specs:
@@ -122,13 +139,13 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
             _stop_started(parent)
             raise
 
-    def _start_model(self, parent: Any, spec: ModelSpec) -> None:
+    def _start_model(self, parent: Any, spec: HostedSpec) -> None:
         try:
             model = HostedModel(process_for(parent.app), spec, gpu_class=self.gpu_class)
             self._models.append(model)
             model.enter()
-            _await(model.supervisor.start(_progress(spec.alias)), parent.pool.loop)
-            _await(_host(model.supervisor, spec.alias), parent.pool.loop)
+            _await(model.engine.start(_progress(spec.alias)), parent.pool.loop)
+            _await(_host(model.engine, spec.alias), parent.pool.loop)
         except (MosaicError, RedisError, OSError) as error:
             log.error("engine.refused", what="the worker does not start", error=str(error))
             raise SystemExit(GAVE_UP) from None
@@ -140,28 +157,39 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
                 model.leave()
             except RedisError as error:
                 log.info("engine.leaving", what="its report expires by itself", error=str(error))
+        if self._direct is not None:
+            self._direct.leave()
 
     terminate = stop
 
 
-def host_models(app: Celery, specs: Sequence[ModelSpec], *, gpu_class: str) -> None:
+def host_models(app: Celery, specs: Sequence[HostedSpec], *, gpu_class: str) -> None:
     """Has the workers of an app host these models."""
-    named = {"specs": tuple(specs), "gpu_class": gpu_class}
+    queues = [queue for spec in specs for queue in hosting_queues(gpu_class, spec.alias)]
+    named = {"specs": tuple(specs), "gpu_class": gpu_class, "hosting": tuple(queues)}
     app.steps["worker"].add(type("HostedModels", (ModelsStep,), named))
 
 
-def fingerprint(spec: ModelSpec) -> str:
+def fingerprint(spec: HostedSpec) -> str:
     """The same wherever the same model is hosted in a way that answers the same."""
+    said = _answers_of(spec)
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:16]
+
+
+def _answers_of(spec: HostedSpec) -> dict[str, Any]:
+    """What decides on the answers: of a simulated GPU the recordings, and not its pace."""
+    if isinstance(spec, SimulatedSpec):
+        return {"simulated": _contents(spec.recordings.expanduser())}
     said = spec.model_dump(mode="json", exclude={"gpus", "memory_gb", "kv_memory_gb", "max_running"})
     if spec.folder is not None:
         said["model"] = _contents(spec.folder)
     said["adapters"] = {name: _contents(folder.expanduser()) for name, folder in spec.adapters.items()}
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:16]
+    return said
 
 
-def _contents(folder: Path) -> list[tuple[str, int, str]]:
-    """Name, size and a sample of each file: all of the weights would take minutes to read."""
-    files = [file for file in sorted(folder.glob("*")) if file.is_file()]
+def _contents(path: Path) -> list[tuple[str, int, str]]:
+    """Name, size and a sample of a file, or of each one in a folder: all of the weights would take minutes to read."""
+    files = [path] if path.is_file() else [file for file in sorted(path.glob("*")) if file.is_file()]
     return [(file.name, file.stat().st_size, _sample(file)) for file in files]
 
 
@@ -180,20 +208,31 @@ def room(loads: Sequence[EngineLoad], *, most: int) -> int:
     return min(most, sum(load.running + load.waiting + load.slots for load in loads))
 
 
-async def _host(supervisor: Supervisor, alias: str) -> None:
-    host(supervisor, alias)
+async def _host(engine: HostedEngine, alias: str) -> None:
+    host(engine, alias)
 
 
-async def _report(models: Sequence[HostedModel], slots: Any) -> None:
-    """Tells the pool at once, and the inventory each second, what the engines do."""
+async def _report(models: Sequence[HostedModel], slots: Any, direct: DirectQueue) -> None:
+    """Tells the pool at once, and the inventory each second, what the engines do; takes calls that wait elsewhere."""
     most, reported_at = slots.limit, 0.0
     while True:
-        loads = {model: model.supervisor.load() for model in models}  # here: they change on this loop
+        loads = {model: model.engine.load() for model in models}  # here: they change on this loop
         slots.limit = room(list(loads.values()), most=most)
         if time.monotonic() - reported_at >= REPORT_S:
             reported_at = time.monotonic()
             await asyncio.to_thread(_publish, loads)
+        if slots.free:
+            await asyncio.to_thread(_take_waiting, models, direct, slots.free)
         await asyncio.sleep(ROOM_S)
+
+
+def _take_waiting(models: Sequence[HostedModel], direct: DirectQueue, free: int) -> None:
+    try:
+        for model in models:
+            if model.engine.ready:
+                direct.take_waiting(model.deployment, most=free)
+    except (MosaicError, RedisError, OSError) as error:
+        log.info("direct.not_taken", what="what waits elsewhere is left there", error=str(error))
 
 
 def _publish(loads: Mapping[HostedModel, EngineLoad]) -> None:

@@ -19,12 +19,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import structlog
+from celery.worker import state as worker_state
 from celery.worker.state import revoked
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mosaic_queues.errors import CallRevoked, ClaimLost, UnknownRun
+from mosaic_queues.connection import told_error
+from mosaic_queues.errors import CallRevoked, ClaimLost, ServerRefused, UnknownRun
 from mosaic_queues.transitions import Claim
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
 from mosaic_tasks.execution.driver import STUCK_EXIT, known
@@ -49,6 +51,19 @@ BLOCKING_PATIENCE_S = 1.0
 STOP_S = 2.0
 """A clerk that waits for the server is left behind after so long."""
 COLLECT_MOST = 2048
+REFUSED_EXIT = 1
+"""Exit code of a worker whose server denies it a right."""
+_PASSING = (
+    "BUSY",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "READONLY",
+    "TRYAGAIN",
+    "UNKILLABLE",
+)
+"""With these words a server tells of a state, which passes; whatever else it answers, it answers again."""
 
 
 class _Given(NamedTuple):
@@ -82,7 +97,7 @@ class Host:
         self._retry_at = 0.0
         self._ticked = self._looked = time.monotonic()
         self._silence = Silence()
-        self._drains, self._closed = False, False
+        self._drains, self._closed, self._is_refused = False, False, False
         self._quiet = threading.Event()
         self._warmer = Warmer(self._beside)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +126,9 @@ class Host:
         log.info("host.drains", what="what runs ends, what waits is handed back", running=self._in_flight)
         self._inbox.put(None)
         is_quiet = self._quiet.wait(timeout_s)
-        if is_quiet:
+        if self._is_refused:
+            self.abandon()
+        elif is_quiet:
             self._stop()
         return is_quiet
 
@@ -147,7 +164,8 @@ class Host:
                 self._waiting = sum(run.waiting for run in self._touched.values())
                 for run in list(self._touched.values()):
                     self._serve(run)
-                self._tick(time.monotonic())
+                if not self._closed:
+                    self._tick(time.monotonic())
                 if not self._is_busy:
                     self._process.reporter.flush()
             except Exception:
@@ -219,6 +237,7 @@ class Host:
         try:
             return HostedRun(self._process, run_id, self._process.plan_of(run_id), slots=self._slots)
         except (UnknownRun, RedisError) as error:
+            self._end_if_refused(error)
             log.info("host.gone", what="message of a run that cannot be read", run=run_id, error=str(error))
             return None
 
@@ -239,8 +258,10 @@ class Host:
         try:
             self._advance(run)
         except RedisError as error:
-            self._put_off(run, error)
-            return
+            if _may_pass(error):
+                self._put_off(run, error)
+                return
+            self._give_up(run, error)
         except Exception as error:  # noqa: BLE001 - the clerk goes on for the other runs
             self._fail(run.run_id, error)
             self._forget(run)
@@ -263,10 +284,26 @@ class Host:
             error=str(error),
         )
 
+    def _give_up(self, run: HostedRun, error: RedisError) -> None:
+        """What the server denies, it denies for all runs; what else it will never do is about this one."""
+        self._end_if_refused(error)
+        if not self._is_refused:
+            self._fail(run.run_id, error)
+            self._forget(run)
+
+    def _end_if_refused(self, error: Exception) -> None:
+        """The worker ends, and others go on with its calls, where its user on the server lacks a right."""
+        told = told_error(error)
+        if isinstance(told, ServerRefused) and not self._is_refused:
+            log.critical("worker.given_up", what="the worker ends", reason=str(told))
+            self._is_refused = self._closed = True
+            self._quiet.set()
+            worker_state.should_stop = REFUSED_EXIT
+
     def _fail(self, run_id: str, error: BaseException) -> None:
         log.error("host.failed", what="internal error, the run is failed", run=run_id, exc_info=error)
         with suppress(RedisError):
-            message = f"internal error in a worker, see its log: {error!r}"
+            message = f"internal error in a worker, see its log: {type(error).__name__}: {error}"
             self._process.ledger.end_run(run_id, "failed", message)
 
     def _advance(self, run: HostedRun) -> None:
@@ -487,6 +524,14 @@ class Silence:
         self._length_s += min(now - self._asked, self.MOST_S)
         self._asked = now
         return self._length_s
+
+
+def _may_pass(error: RedisError) -> bool:
+    """Whether the server may do later what it does not do now. Most states have a class of their own in redis-py."""
+    told = told_error(error)
+    if told is not None:
+        return not isinstance(told, ServerRefused)
+    return type(error) is not ResponseError or any(word in str(error) for word in _PASSING)
 
 
 def _longest_s(work: Work) -> float:

@@ -93,6 +93,10 @@ class Inputs:
         values = iter(payloads.unpack_many(self._run_id, wanted))
         return [_SKIPPED if skip else next(values) for skip in skipped]
 
+    def loaded(self, node: PreparedNode) -> Mapping[int, Any]:
+        """What was loaded for a node: a mailbox reads it for as long as it lives, and others load theirs meanwhile."""
+        return {source: self._decoded[source] for source in node.required + node.optional}
+
     def _source(self, source: int, item: Any, early: Early) -> Any:
         if source == ITEM:
             return item

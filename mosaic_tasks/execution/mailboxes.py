@@ -15,7 +15,7 @@ from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
-from mosaic_tasks.execution.agents import run_agent
+from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
 from mosaic_tasks.execution.outcomes import (
@@ -38,8 +38,11 @@ from mosaic_tasks.execution.sources import SourceKind
 class Mailboxes:
     """Runs the mailboxes of a run's nodes."""
 
-    def __init__(self, process: Process, run_id: str, plan: PreparedPlan, inputs: Inputs) -> None:
+    def __init__(
+        self, process: Process, run_id: str, plan: PreparedPlan, inputs: Inputs, asking: Asking
+    ) -> None:
         self._process, self._run_id, self._plan, self._inputs = process, run_id, plan, inputs
+        self._asking = asking
         self._sessions: dict[Claim, Mailbox] = {}
 
     def batch_since(self, claim: Claim) -> float | None:
@@ -108,12 +111,7 @@ class Mailboxes:
             arguments, names = self._inputs.given(node, None, {**work.early, **self._batches(node, batch)})
             if node.plan.agent is None:
                 return await _folded(node, state, arguments, kind)
-            answer = await run_agent(
-                node.plan.agent,
-                {**names, SO_FAR: state},
-                timeout_s=node.plan.timeout_s,
-                priority=self._plan.plan.priority,
-            )
+            answer = await self._asking.ask(work, node.plan.agent, {**names, SO_FAR: state})
             usages.append(usage_of(work, answer.model, answer.usage))
             return _grown_answer(state, answer.value, kind)
 

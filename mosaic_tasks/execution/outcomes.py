@@ -22,7 +22,8 @@ class Work(NamedTuple):
     """A call with its arguments, ready to run.
 
     Attributes:
-        early: by producer that has not closed, what the call may read of it.
+        early: by producer that has not closed, what the call may read of it; of a mailbox, also the outputs of those
+            that have.
         holder: in whose name it is claimed.
         opened: what a mailbox reads first, where that came with its claim.
     """

@@ -8,6 +8,7 @@ from functools import cached_property
 from mosaic_queues.documents import path_text
 from mosaic_queues.errors import DefinitionError
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group, JoinStep, Release
+from mosaic_routing.queues import ROUTED
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, NodePlan, Path, Plan
 from mosaic_tasks.definition.references import Label, label_in, prepare, refs_in
 from mosaic_tasks.definition.templates import names_in, names_in_expression
@@ -207,6 +208,14 @@ class PreparedPlan:
         number, _, rest = call.partition(".")
         node = self.plan.nodes[int(number)]
         return (node.target or f"agent:{node.name}", rest if rest == CLOSE else "")
+
+    def is_routed(self, call: str) -> bool:
+        """Whether the router decides where such a call goes."""
+        return self.plan.nodes[int(call.partition(".")[0])].queue == ROUTED
+
+    def learned_name(self, number: int) -> str:
+        """Under which name the lengths of a node's prompts and answers are learned."""
+        return f"{self.plan.name}/{self.plan.nodes[number].name}"
 
     def is_concurrent(self, call: str) -> bool:
         """Whether such calls run together on an event loop."""

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -21,15 +22,17 @@ from redis.retry import Retry
 from mosaic_queues.connection import connect, server_ms
 from mosaic_queues.following import close_hub
 from mosaic_queues.ledger import Ledger
-from mosaic_queues.liveness import Liveness, live_processes
-from mosaic_queues.outbox import BatchSize, Outbox
+from mosaic_queues.liveness import Liveness, incarnation, live_processes
+from mosaic_queues.outbox import BatchSize, Outbox, Stencil
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
 from mosaic_queues.transitions import Claim, Group, Redo
+from mosaic_routing.guards import Guards, ServerBackend
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.execution.learning import Learning
 from mosaic_tasks.execution.loop import close_loop
-from mosaic_tasks.execution.prepared import PreparedPlan
+from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.reporting import Reporter
 from mosaic_tasks.execution.sharing import Lengths, batch_size
 
@@ -57,12 +60,20 @@ class Host(Protocol):
         """Whether half of its slots are free."""
 
 
+class Places(Protocol):
+    """What decides where calls go that the router is to place."""
+
+    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
+        """Records where they go; returns those to be published now."""
+
+
 class Process:
     """The resources of this process, made once per process id (a forked child makes its own).
 
     Attributes:
         serves: the queues whose calls this process may go on to without the broker.
         host: runs calls on an event loop that they share, where the worker has the async pool.
+        places: decides where calls go that the router is to place.
     """
 
     def __init__(self, app: Celery, facts: WorkerFacts) -> None:
@@ -74,11 +85,12 @@ class Process:
         self.payloads = PayloadStore.from_settings(self.client)
         self._ahead_s = 0.0
         self._compare_clocks()
-        self.outbox = Outbox(app, clock=lambda: time.time() + self._ahead_s)
+        self.outbox = Outbox(app, clock=lambda: time.time() + self._ahead_s, ledger=self.client)
         self.reporter = Reporter(app, hostname=facts.hostname, enabled=facts.task_events)
         self.lengths = Lengths()
         self.serves = facts.queues
         self.host: Host | None = None
+        self.places: Places | None = None
         self._values: OrderedDict[tuple[str, int, str], bytes] = OrderedDict()
         self._plans: OrderedDict[str, PreparedPlan] = OrderedDict()
         self._plan_hashes: OrderedDict[str, str] = OrderedDict()
@@ -90,6 +102,16 @@ class Process:
         self.pid = os.getpid()
         self._liveness: Liveness | None = None
         self._lock = threading.Lock()
+
+    @cached_property
+    def guards(self) -> Guards:
+        """The limits that calls keep which the router sent somewhere."""
+        return Guards(ServerBackend(self.client, self.ledger.keys))
+
+    @cached_property
+    def learning(self) -> Learning:
+        """What is known of the lengths of prompts and answers."""
+        return Learning(self.client, self.ledger.keys, holder=incarnation())
 
     # -- identity ----------------------------------------------------------------------------------------------
 
@@ -151,6 +173,8 @@ class Process:
         """Says goodbye; what is still claimed is re-issued."""
         close_loop()
         close_hub(self.client, self.ledger.keys)
+        if "guards" in self.__dict__:
+            self.guards.close()
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()
@@ -200,18 +224,39 @@ class Process:
         counts once: a message may bring it all that it has slots for."""
         return self._slots.get(queue, 1)
 
+    def is_served(self, queue: str) -> bool:
+        """Whether a live worker takes from a queue."""
+        return queue in self._slots
+
     def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
         """Publishes ready calls in batches that suit their measured length and the workers there are."""
-        if groups:
+        placed = self._placed(run_id, plan, groups)
+        if placed:
             self.outbox.publish(
-                run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority
+                run_id, placed, batch_size=self._batch_size(plan), priority=plan.plan.priority
             )
+
+    def _placed(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups, with the calls in the queues where the router sends them."""
+        routed = [call for _, calls in groups for call in calls if plan.is_routed(call)]
+        if not routed or self.places is None:
+            return groups
+        rest = [(queue, [call for call in calls if not plan.is_routed(call)]) for queue, calls in groups]
+        return [group for group in rest if group[1]] + self.places.dispatch(run_id, plan, routed)
+
+    def stencil(self, run_id: str, plan: PreparedPlan, call: str) -> Stencil | None:
+        """For letters of a call of a run; see `Outbox.stencil`. None also where the router decides about its queue."""
+        if plan.is_routed(call):
+            return None
+        queue = plan.plan.nodes[CallId(call).node].queue
+        return self.outbox.stencil(run_id, queue, call, priority=plan.plan.priority)
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
-        if header:
+        placed = self._placed(run_id, plan, header)
+        if placed:
             self.outbox.publish_chord(
-                run_id, header, close, batch_size=self._batch_size(plan), priority=plan.plan.priority
+                run_id, placed, close, batch_size=self._batch_size(plan), priority=plan.plan.priority
             )
 
     def redo(
@@ -312,6 +357,7 @@ def ledger_url(app: Celery) -> str | None:
 
 
 _processes: dict[tuple[int, int], Process] = {}
+_equip: dict[Callable[[Process], None], None] = {}
 _facts = WorkerFacts()
 _lock = threading.Lock()
 
@@ -329,7 +375,14 @@ def process_for(app: Celery) -> Process:
         process = _processes.get(key)
         if process is None:
             process = _processes[key] = Process(app, _facts)
+            for equip in _equip:
+                equip(process)
         return process
+
+
+def equip_with(equip: Callable[[Process], None]) -> None:
+    """Has each process that is made from now on given what this module cannot know."""
+    _equip[equip] = None
 
 
 def close_process(app: Celery) -> None:

@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.content import ContentKind, content_of, nothing
 from mosaic_queues.errors import ClaimLost, IllegalTransition, PayloadError
-from mosaic_queues.streams import Flush
+from mosaic_queues.outbox import Stencil
+from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.outlets import Outlet
@@ -31,6 +32,9 @@ AGAIN_S = 0.2
 """Pause before chunks are sent again to a server that does not answer."""
 FLUSHES_AHEAD = 4
 """A producer that is ahead of its own publishing by so many full flushes waits for it."""
+
+LETTERS_MOST = 8
+"""A flush carries the letters of so many readers; more are sent their messages afterwards."""
 
 
 class Publication:
@@ -70,6 +74,7 @@ class Publication:
         self._room = threading.Condition(self._lock)
         self._looked_at = 0
         self._batches: deque[tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]] = deque()
+        self._stencils: dict[str, Stencil | None] = {}
         self._error: Exception | None = None
         self._announced = self._announced_earlier()
         self._told: dict[Path, Any] = {}
@@ -283,9 +288,27 @@ class Publication:
         if not (flushes or fields):
             return
         ready = self._process.ledger.publish(
-            self._run_id, self._claim, holder=self._holder, flushes=flushes, fields=fields, joins=joins
+            self._run_id,
+            self._claim,
+            holder=self._holder,
+            flushes=flushes,
+            fields=fields,
+            joins=joins,
+            letters=self._letters(flushes),
         )
         self._process.publish(self._run_id, self._plan, ready)
+
+    def _letters(self, flushes: Sequence[Flush]) -> list[Letter]:
+        """What wakes the readers, but for those that are too many to be sent a letter with each flush."""
+        readers = {reader for flush in flushes for reader in flush.readers}
+        stencils = map(self._stencil, sorted(readers)[:LETTERS_MOST])
+        return [stencil.letter() for stencil in stencils if stencil is not None]
+
+    def _stencil(self, reader: str) -> Stencil | None:
+        """Made once for each reader."""
+        if reader not in self._stencils:
+            self._stencils[reader] = self._process.stencil(self._run_id, self._plan, reader)
+        return self._stencils[reader]
 
     def _pack(self, value: Any) -> bytes:
         return self._process.payloads.pack(self._run_id, value)

@@ -5,14 +5,17 @@ Pure: the run's state, its live calls, what its streams hold, the live processes
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from mosaic_queues.documents import path_text
 from mosaic_queues.liveness import LiveProcess
 from mosaic_queues.transitions import MAILBOX, LiveCall
-from mosaic_routing.serving import worker_commands
+from mosaic_routing.inventory import EngineReport
+from mosaic_routing.queues import ROUTED
+from mosaic_routing.serving import hosted_model, worker_commands
 from mosaic_tasks.definition.plan import Edge, NodePlan, Path, Plan, Wait
-from mosaic_tasks.definition.references import path_text
+from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.execution.prepared import stream_name
 from mosaic_tasks.inspection.progress import NodeView, RunView
 from mosaic_tasks.inspection.said import NOTHING, Said
@@ -39,6 +42,7 @@ def explain(
     *,
     now_ms: int,
     said: Said = NOTHING,
+    engines: Sequence[EngineReport] = (),
     sweep_s: float = SWEEP_S,
 ) -> list[Explanation]:
     """What each node that is not over waits for: first the nodes whose calls live, then those behind them.
@@ -48,6 +52,7 @@ def explain(
         processes: those that are alive.
         now_ms: the server's clock.
         said: what the streams hold that the nodes read.
+        engines: those that workers host.
         sweep_s: pause between two sweeps of a worker.
     """
     if view.status != "running":
@@ -55,7 +60,7 @@ def explain(
     by_node: dict[int, list[LiveCall]] = {}
     for call in live_calls:
         by_node.setdefault(int(call.call.partition(".")[0]), []).append(call)
-    world, producers = _World(processes, now_ms, sweep_s), _Producers(plan, view, said)
+    world, producers = _World(processes, engines, now_ms, sweep_s), _Producers(plan, view, said)
     active = [
         Explanation(
             view.nodes[number].name, _active(plan.nodes[number], view.nodes[number], calls, world, producers)
@@ -63,6 +68,13 @@ def explain(
         for number, calls in sorted(by_node.items())
     ]
     return active + list(_waiting(plan, view, by_node.keys(), producers))
+
+
+def serving_command(unserved: Sequence[str], served: Iterable[str]) -> str:
+    """The command that starts a worker for these queues, and the hosted model that was perhaps meant."""
+    hosted = [model for queue in served if (model := hosted_model(queue))]
+    wanted = [model for queue in unserved if (model := hosted_model(queue))]
+    return worker_commands(unserved) + "".join(did_you_mean(model, hosted) for model in dict.fromkeys(wanted))
 
 
 def ending(view: RunView) -> str:
@@ -84,8 +96,14 @@ def ending(view: RunView) -> str:
 class _World:
     """What is outside the run: who lives, who serves which queue, what time it is."""
 
-    def __init__(self, processes: Sequence[LiveProcess], now_ms: int, sweep_s: float) -> None:
-        self.now_ms, self.sweep_s = now_ms, sweep_s
+    def __init__(
+        self,
+        processes: Sequence[LiveProcess],
+        engines: Sequence[EngineReport],
+        now_ms: int,
+        sweep_s: float,
+    ) -> None:
+        self.now_ms, self.sweep_s, self._engines = now_ms, sweep_s, engines
         self.alive = {process.name for process in processes}
         self.has_sweeper = any(process.queues for process in processes)
         self.slots: dict[str, list[int]] = {}
@@ -95,6 +113,13 @@ class _World:
 
     def since(self, at_ms: int) -> str:
         return duration(self.now_ms - at_ms)
+
+    def absent(self, queue: str) -> str:
+        """Why no engine of this queue takes a call; empty where one does, or where none is hosted."""
+        found = [report for report in self._engines if queue in report.queues]
+        if any(report.state == "ready" for report in found):
+            return ""
+        return listed([f"the engine of {each.holder} is {each.state} ({each.phase})" for each in found])
 
 
 def _active(
@@ -113,6 +138,10 @@ def _active(
         clauses.append(_delayed(plan, node, delayed, world))
     if any(call.state == "idle" for call in calls):
         clauses.append(producers.chunks(plan))
+    if node.route:
+        clauses.append(
+            f"sent to {node.route}" if node.target else f"the router has no place for it: {node.route}"
+        )
     return "; ".join(clauses)
 
 
@@ -133,9 +162,14 @@ def _items(node: NodeView) -> str:
 def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
     queue = calls[0].queue
     slots = world.slots.get(queue)
+    if queue == ROUTED:
+        return f"{_subject(plan, calls)} until the router has said where to"
     waits = f"{_subject(plan, calls)} in queue {queue!r}"
     if slots is None:
-        return f"{waits}, which no worker serves; start one with: {worker_commands([queue])}"
+        command = serving_command([queue], world.slots)
+        return f"{waits}, which no worker serves; start one with: {command}"
+    if absent := world.absent(queue):
+        return f"{waits}: {absent}"
     published_ms = min(call.at_ms for call in calls)  # a call whose message was lost is published again
     since = world.since(published_ms if node.attempts or node.ready_ms is None else node.ready_ms)
     return (

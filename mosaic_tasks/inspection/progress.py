@@ -41,6 +41,8 @@ class NodeView(NamedTuple):
         grows: a fan-out whose list is not complete: `calls` are those so far.
         is_idle: its mailbox waits for chunks, and none of its calls runs or is to run.
         tags: what the workflow says about it for people and programs.
+        target: where the router sent a call last; empty: nowhere yet, or it decides nothing here.
+        route: why.
     """
 
     name: str
@@ -68,6 +70,8 @@ class NodeView(NamedTuple):
     grows: bool = False
     is_idle: bool = False
     tags: tuple[str, ...] = ()
+    target: str = ""
+    route: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -137,6 +141,7 @@ class Progress:
         self._nodes = [_Node(node) for node in plan.nodes]
         self._apply: dict[str, Callable[[_Node, str, Event], None]] = {
             "ready": self._ready,
+            "routed": self._routed,
             "claimed": self._claimed,
             "done": self._finished,
             "skipped": self._finished,
@@ -200,6 +205,8 @@ class Progress:
             grows=node.grows and node.final is None,
             is_idle=bool(node.live["idle"]) and sum(node.live.values()) == node.live["idle"],
             tags=plan.tags,
+            target=node.target,
+            route=node.route,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
@@ -210,6 +217,12 @@ class Progress:
         node.move(call, "ready")
         node.undo(call)
         node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
+
+    def _routed(self, node: _Node, call: str, event: Event) -> None:
+        node.target, node.route = event.target, event.detail
+        if event.pause_ms:
+            node.move(call, "delayed")
+            node.retry_at_ms = event.at_ms + event.pause_ms
 
     def _claimed(self, node: _Node, call: str, event: Event) -> None:
         goes_on = node.move(call, "claimed") == "idle"
@@ -315,9 +328,11 @@ class _Node:
         "ready_ms",
         "retries",
         "retry_at_ms",
+        "route",
         "skipped",
         "started_ms",
         "states",
+        "target",
         "tokens",
     )
 
@@ -335,7 +350,7 @@ class _Node:
         self.started_ms: int | None = None
         self.claimed_ms: int | None = None
         self.ended_ms: int | None = None
-        self.holder = self.error = ""
+        self.holder = self.error = self.target = self.route = ""
         self.tokens, self.cached_tokens, self.cost_usd = (0, 0), 0, 0.0
         self.epoch = 0
 

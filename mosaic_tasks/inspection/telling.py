@@ -89,6 +89,8 @@ def _about(event: Event) -> str:
         return f"into {event.detail}"
     if event.kind == "ready":
         return f"in queue {event.detail}"
+    if event.kind == "routed":
+        return event.detail if event.target else f"nowhere for {duration(event.pause_ms)}: {event.detail}"
     if any(event.tokens):
         return f"{event.detail}: {event.tokens[0]} tokens in{_cached(event)}, {event.tokens[1]} out{_cost(event)}"
     return event.detail

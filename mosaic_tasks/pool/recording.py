@@ -35,7 +35,7 @@ HOOKS = ("on_success", "on_failure", "on_retry", "after_return")
 
 
 @dataclass
-class Ending:
+class TaskEnding:
     """How a coroutine ended.
 
     Attributes:
@@ -71,7 +71,7 @@ class Recorder:
         self._has = {hook for hook in HOOKS if task_has_custom(task, hook)}
         self._retries = hasattr(task, "_orig_run")
 
-    def blocks(self, ending: Ending) -> bool:
+    def blocks(self, ending: TaskEnding) -> bool:
         """Whether to record it may block: anything is stored or sent, or code of the task's author runs."""
         context, task = ending.context, self._task
         if self._has or not get_actual_ignore_result(task, context) or context.chord:
@@ -80,7 +80,7 @@ class Recorder:
             return bool(context.callbacks or context.chain)
         return bool(context.errbacks or self._retries or task.store_errors_even_if_ignored)
 
-    def record(self, ending: Ending) -> Reported:
+    def record(self, ending: TaskEnding) -> Reported:
         """Records it in this thread, and fills in its state."""
         with current(self._task, ending.context):
             if self._retries and isinstance(ending.error, Exception):
@@ -90,13 +90,13 @@ class Recorder:
                 self._after_return(ending)
             return reported
 
-    def _after_return(self, ending: Ending) -> None:
+    def _after_return(self, ending: TaskEnding) -> None:
         context = ending.context
         outcome = ending.value if ending.error is None else ending.error
         told = (ending.state, outcome, context.id, context.args, context.kwargs, None)
         self._hook("after_return", context, *told)
 
-    def _succeeded(self, ending: Ending) -> Reported:
+    def _succeeded(self, ending: TaskEnding) -> Reported:
         task, context = self._task, ending.context
         is_sent = False
         try:
@@ -119,7 +119,7 @@ class Recorder:
         self._log_success(context, said, took_s)
         return 0, said, took_s
 
-    def _send_links(self, ending: Ending) -> None:
+    def _send_links(self, ending: TaskEnding) -> None:
         """Publishes what follows with the value: callbacks, groups among them each alone, and the rest of a chain."""
         context, app = ending.context, self._app
         if not (context.callbacks or context.chain):
@@ -146,7 +146,7 @@ class Recorder:
         told["kwargs"] = context.get("kwargsrepr") or saferepr(context.kwargs)
         info(LOG_SUCCESS, told)
 
-    def _ended(self, ending: Ending, error: BaseException) -> Reported:
+    def _ended(self, ending: TaskEnding, error: BaseException) -> Reported:
         if isinstance(error, Retry):
             ending.state = states.RETRY
             einfo = ExceptionInfo((type(error), error, ending.traceback))
@@ -166,7 +166,7 @@ class Recorder:
         ignores = get_actual_ignore_result(self._task, context)
         return bool(self._task.store_errors_even_if_ignored or not ignores)
 
-    def _told_retry(self, ending: Ending, reason: Retry, einfo: Any) -> None:
+    def _told_retry(self, ending: TaskEnding, reason: Retry, einfo: Any) -> None:
         task, context = self._task, ending.context
         if self._stores_errors(context):
             task.backend.mark_as_retry(context.id, reason.exc, einfo.traceback, request=context)
@@ -175,7 +175,7 @@ class Recorder:
         name = get_task_name(context, task.name)
         info(LOG_RETRY, {"id": context.id, "name": name, "exc": str(reason)})
 
-    def _told_failure(self, ending: Ending, error: Any, einfo: Any) -> None:
+    def _told_failure(self, ending: TaskEnding, error: Any, einfo: Any) -> None:
         task, context = self._task, ending.context
         task.backend.mark_as_failure(
             context.id,

@@ -22,7 +22,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.serialization import loads, prepare_accept_content
 
 from mosaic_tasks.pool.jobs import Job
-from mosaic_tasks.pool.recording import Ending, Recorder, Reported, current
+from mosaic_tasks.pool.recording import Recorder, Reported, TaskEnding, current
 from mosaic_tasks.pool.steps import Steps
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ class Tracer:
         began = time.monotonic()
         try:
             context = self._context(job)
-            ending = Ending(context, began)
+            ending = TaskEnding(context, began)
             self._announce(context)
             try:
                 await self._run_body(job, ending)
@@ -92,7 +92,7 @@ class Tracer:
                 )
             self._app.loader.on_task_init(context.id, task)
 
-    async def _run_body(self, job: Job, ending: Ending) -> None:
+    async def _run_body(self, job: Job, ending: TaskEnding) -> None:
         """Runs the coroutine; how it ended, whatever it was, is in `ending`."""
         try:
             ending.value = await self._started(job, ending.context)
@@ -138,18 +138,18 @@ class Tracer:
             if self._has_before_start:
                 task.before_start(context.id, context.args, context.kwargs)
 
-    async def _record(self, ending: Ending) -> Reported:
+    async def _record(self, ending: TaskEnding) -> Reported:
         if not self._recorder.blocks(ending):
             return self._recorder.record(ending)
         return await self._in_thread(partial(self._record_in_thread, ending))
 
-    def _record_in_thread(self, ending: Ending) -> Reported:
+    def _record_in_thread(self, ending: TaskEnding) -> Reported:
         reported = self._recorder.record(ending)
         self._task.backend.process_cleanup()
         self._app.loader.on_process_cleanup()
         return reported
 
-    def _say_goodbye(self, ending: Ending) -> None:
+    def _say_goodbye(self, ending: TaskEnding) -> None:
         if not signals.task_postrun.receivers:
             return
         task, context = self._task, ending.context

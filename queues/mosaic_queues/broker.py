@@ -56,6 +56,14 @@ class Broker:
         name = self._list(queue, priority)
         return next(self._heads(name), None)
 
+    def move(self, source: str, target: str, *, most: int) -> int:
+        """Moves messages to the front of another queue, the most urgent and oldest first; returns how many."""
+        moved = 0
+        for one, other in zip(self._lists(source), self._lists(target), strict=True):
+            while moved < most and self._client.execute_command("LMOVE", one, other, "RIGHT", "RIGHT"):
+                moved += 1
+        return moved
+
     def _list(self, queue: str, priority: int) -> str:
         """The list behind a queue and a priority, under the app's key prefix; several priorities may share one."""
         return f"{self._channel.global_keyprefix}{self._channel._q_for_pri(queue, priority)}"
@@ -136,6 +144,21 @@ def oldest_message(app: Celery, queue: str, priority: int = 0) -> float | None:
         if is_redis(connection):
             return Broker(channel).oldest(queue, priority)
         return UNKNOWN if _count(channel, queue) else None
+
+
+def move_messages(app: Celery, source: str, target: str, *, most: int) -> int:
+    """Moves messages to the front of another queue, the most urgent and oldest first; returns how many.
+
+    On a broker that cannot be looked into: none.
+    """
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        return Broker(channel).move(source, target, most=most) if is_redis(connection) else 0
+
+
+def delete_queue(app: Celery, queue: str) -> None:
+    """Deletes a queue with all of its messages."""
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        channel.queue_delete(queue)
 
 
 def _count(channel: Any, queue: str) -> int:

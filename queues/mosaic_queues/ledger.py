@@ -30,13 +30,28 @@ from mosaic_queues.transitions import (
     Release,
     Route,
     RunRecord,
+    RunStanding,
     RunStatus,
-    Standing,
     Usage,
     process_of,
 )
 
 _CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
+
+
+class KeyedRun(msgspec.Struct, frozen=True):
+    """A run that has an idempotency key, and what it was opened for.
+
+    Attributes:
+        name: of its workflow.
+        workflow: content hash of its plan, whatever its priority.
+        inputs: content hash of its inputs.
+    """
+
+    run_id: str
+    name: str
+    workflow: str
+    inputs: str
 
 
 class Ledger:
@@ -416,13 +431,13 @@ class Ledger:
         if run_ids:
             self.client.zrem(self.keys.runs, *run_ids)
 
-    def run_for_key(self, key: str, run_id: str, *, keep_s: float) -> str:
-        """The run that the idempotency key stands for; `run_id` itself when the key is new."""
+    def run_for_key(self, key: str, asked: KeyedRun, *, keep_s: float) -> KeyedRun:
+        """The run that the idempotency key stands for; `asked` itself when the key is new."""
         name = self.keys.once(key)
-        if self.client.set(name, run_id, nx=True, px=int(keep_s * 1000)):
-            return run_id
+        if self.client.set(name, msgspec.msgpack.encode(asked), nx=True, px=int(keep_s * 1000)):
+            return asked
         found = cast("bytes | None", self.client.get(name))
-        return found.decode() if found else run_id
+        return msgspec.msgpack.decode(found, type=KeyedRun) if found else asked
 
     # -- reads -------------------------------------------------------------------------------------------------
 
@@ -455,13 +470,13 @@ class Ledger:
                 pipe.hget(self.keys.run(run_id)[0], "status")
             return [cast(RunStatus, raw.decode()) if raw else None for raw in pipe.execute()]
 
-    def standings(self, run_ids: Sequence[str]) -> list[Standing | None]:
+    def standings(self, run_ids: Sequence[str]) -> list[RunStanding | None]:
         """How each run stands, None where it is unknown; one round trip."""
         with self.client.pipeline(transaction=False) as pipe:
             for run_id in run_ids:
                 pipe.hmget(self.keys.run(run_id)[0], "status", "created_ms", "reopened_ms")
             return [
-                Standing(cast(RunStatus, status.decode()), int(reopened or created)) if status else None
+                RunStanding(cast(RunStatus, status.decode()), int(reopened or created)) if status else None
                 for status, created, reopened in pipe.execute()
             ]
 

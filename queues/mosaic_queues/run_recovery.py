@@ -87,7 +87,7 @@ def _is_lost(call: LiveCall, oldest_ms: Mapping[str, int | None], grace_ms: int)
     return oldest is None or call.at_ms + grace_ms < oldest
 
 
-class Host(Protocol):
+class RecoveryHost(Protocol):
     """What recovery needs of the process that it runs in."""
 
     def publish(self, run_id: str, groups: Sequence[Group]) -> object:
@@ -131,7 +131,7 @@ class Limits(NamedTuple):
 class RunRecovery:
     """Looks at every unfinished run once a sweep; a policy of the sweeper."""
 
-    def __init__(self, ledger: Ledger, *, host: Host, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, *, host: RecoveryHost, limits: Limits) -> None:
         self._ledger, self._host, self._limits = ledger, host, limits
         self._grace_ms = int(limits.grace_s * 1000)
         self._sizes = RunSizes(ledger, max_bytes=limits.max_run_bytes)

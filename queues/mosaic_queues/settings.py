@@ -28,6 +28,18 @@ class Settings(BaseSettings):
         default=True, description="use the ledger's join as the app's result backend"
     )
 
+    topology: Path | None = Field(
+        default=None, description="file of the workers and queues; unset: the one that comes with it"
+    )
+    models: Path | None = Field(
+        default=None, description="file of the model pool; unset: the one that comes with it"
+    )
+
+    routing_policy: str = Field(default="adaptive", description="how the router chooses among targets")
+    prefix_chars: int = Field(
+        default=1_024, ge=1, description="characters of a prompt that prefix affinity takes as a block"
+    )
+
     liveness_s: float = Field(default=10.0, gt=0.5, description="a process silent for so long is dead")
     sweep_s: float = Field(default=0.5, gt=0, description="pause between two sweeps")
     outbox_grace_s: float = Field(

@@ -166,7 +166,7 @@ class LiveCall(NamedTuple):
     claimant: str = ""
 
 
-class Standing(NamedTuple):
+class RunStanding(NamedTuple):
     """Whether a run goes on, and since when."""
 
     status: RunStatus

@@ -6,46 +6,37 @@ Each engine has one key, which expires unless its worker writes it again within 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import msgspec
 from redis import Redis
 
 from mosaic_queues.keys import Keys
-from mosaic_queues.settings import settings
+from mosaic_routing.queues import HOSTED
+from mosaic_routing.reports import Aged, Reports
 
 EXPIRY_S = 5.0
 """An engine that is silent for so long is gone; publish several times in that time."""
-_FORGET_AFTER_MS = 60_000
-"""Names stay in the index for so long after their last report: the clocks of machines differ."""
 
 
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One hosted engine at one moment; the figures are those of `mosaic_tasks.engines.protocol.EngineLoad`.
+EngineState = Literal["loading", "ready", "restarting"]
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hosted engine does at the moment; rates and means are those of the last seconds.
 
     Attributes:
-        holder: incarnation of the worker that hosts it.
-        queues: which the worker consumes for it.
-        model: alias by which agents ask for it: NAME in `vllm:NAME`.
-        fingerprint: the same for all workers that host the same model in the same way.
-        gpu_class: such as `cpu` or `h100`.
-        at_ms: wall clock of the report.
-        running: requests in its batch.
+        running: requests that are in its batch.
         waiting: requests that it took and has not begun.
-        slots: how many more requests it takes.
-        kv_use: part of its KV cache in use, 0 to 1.
-        ttft_s: mean time to the first token in the last seconds.
-        inter_token_s: mean time between two tokens.
+        slots: how many more requests fit without any having to wait or to be preempted.
+        kv_use: part of its KV cache that is in use, 0 to 1.
+        ttft_s: mean time to the first token; 0 where none came.
+        inter_token_s: mean time between two tokens of an answer.
         prefix_hits: part of the prompt tokens that its prefix cache knew, 0 to 1.
-        preempted: how often a request had to leave the batch, since its start.
+        preempted: how often it had to take a request out of its batch again, since its start.
+        prefill_tokens_s: tokens of a prompt that it reads in a second, of one request alone; 0: not measured.
     """
 
-    holder: str
-    queues: tuple[str, ...]
-    model: str
-    fingerprint: str
-    gpu_class: str
-    at_ms: int
     running: int = 0
     waiting: int = 0
     slots: int = 0
@@ -56,42 +47,50 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_s: float = 0.0
     prefix_hits: float = 0.0
     preempted: int = 0
+    prefill_tokens_s: float = 0.0
 
 
-def publish(
-    client: Redis, report: EngineReport, *, keys: Keys | None = None, expiry_s: float = EXPIRY_S
-) -> None:
-    """Writes the engine's report in the place of its last one.
+class EngineReport(EngineLoad, frozen=True, kw_only=True):
+    """One hosted engine at one moment, and its load.
 
-    Args:
-        keys: names of the keys; default: in the namespace of the settings.
-        expiry_s: how long it is believed.
+    Attributes:
+        holder: incarnation of the worker that hosts it.
+        queues: which the worker consumes for it.
+        engine: what kind it is.
+        model: alias by which agents ask for it: NAME in `vllm:NAME`.
+        fingerprint: the same for all workers that host the same model in the same way.
+        gpu_class: such as `cpu` or `h100`.
+        at_ms: wall clock of the report.
+        state: only one that is ready takes requests.
+        phase: what one that is not is at.
     """
-    keys, expiry_ms = keys or _keys(), int(expiry_s * 1000)
-    name, index = _key(keys, report), _index(keys)
-    with client.pipeline(transaction=False) as pipe:
-        pipe.set(name, msgspec.json.encode(report), px=expiry_ms)
-        pipe.zadd(index, {name: report.at_ms})
-        pipe.zremrangebyscore(index, "-inf", report.at_ms - _FORGET_AFTER_MS - expiry_ms)
-        pipe.pexpire(index, _FORGET_AFTER_MS + expiry_ms)
-        pipe.execute()
+
+    holder: str
+    queues: tuple[str, ...]
+    model: str
+    fingerprint: str
+    gpu_class: str
+    at_ms: int
+    engine: str = HOSTED
+    state: EngineState = "ready"
+    phase: str = ""
 
 
-def withdraw(client: Redis, report: EngineReport, *, keys: Keys | None = None) -> None:
-    """Takes the engine out at once: it ends, and nobody shall count on it."""
-    keys = keys or _keys()
-    with client.pipeline(transaction=False) as pipe:
-        pipe.delete(_key(keys, report))
-        pipe.zrem(_index(keys), _key(keys, report))
-        pipe.execute()
+_REPORTS = Reports(
+    "engine", EngineReport, name=lambda report: f"{report.holder}:{report.model}", expiry_s=EXPIRY_S
+)
+publish = _REPORTS.publish
+withdraw = _REPORTS.withdraw
 
 
 def engines(client: Redis, *, keys: Keys | None = None) -> list[EngineReport]:
     """The engines that are alive, by model and worker."""
-    names = cast("list[bytes]", client.zrange(_index(keys or _keys()), 0, -1))
-    found = cast("list[bytes | None]", client.mget(names)) if names else []
-    reports = [msgspec.json.decode(raw, type=EngineReport) for raw in found if raw]
-    return sorted(reports, key=lambda report: (report.model, report.holder))
+    return sorted(_REPORTS.all(client, keys=keys), key=lambda report: (report.model, report.holder))
+
+
+def aged_engines(client: Redis, *, keys: Keys | None = None) -> list[Aged[EngineReport]]:
+    """The engines that are alive, each with the age of its report."""
+    return _REPORTS.aged(client, keys=keys)
 
 
 def conflict(reports: Iterable[EngineReport], queue: str, fingerprint: str) -> str | None:
@@ -169,18 +168,15 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _keys() -> Keys:
-    return Keys(settings().namespace)
-
-
-def _index(keys: Keys) -> str:
-    """Sorted set of the engines' keys, by time of their last report (ms)."""
-    return f"{keys.namespace}:engines"
-
-
-def _key(keys: Keys, report: EngineReport) -> str:
-    """What an engine says of itself; expires with it."""
-    return f"{keys.namespace}:engine:{report.holder}:{report.model}"
-
-
-__all__ = ["EXPIRY_S", "EngineReport", "conflict", "engines", "prometheus", "publish", "withdraw"]
+__all__ = [
+    "EXPIRY_S",
+    "EngineLoad",
+    "EngineReport",
+    "EngineState",
+    "aged_engines",
+    "conflict",
+    "engines",
+    "prometheus",
+    "publish",
+    "withdraw",
+]

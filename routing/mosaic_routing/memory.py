@@ -8,8 +8,12 @@ A decoder of L layers and width h has, with norms and biases (below 0.1 %) left 
     feed-forward      3 x h x intermediate a layer (2 x where there is no gate)
     experts           the same for each routed and shared expert, and h x experts of the router
 
+A token passes through the experts that it is routed to and the shared ones, so fewer parameters are at work for it
+(`active_parameters`) than lie in memory.
+
 The KV cache keeps 2 x KV heads x d values for each token and layer, latent attention one latent and one rotated key
-instead. Sliding layers keep no more than their window, where the configuration lists the layers' types.
+instead. Sliding layers keep no more than their window, where the configuration lists the layers' types. Layers without
+attention keep nothing; their parameters are counted as those of attention, which is too little by some per cent.
 
 With tensor parallelism each GPU holds its share of the weights and of the KV heads, one head at least; a latent cannot
 be shared out. Quantised weights count their scales; embeddings stay as they are. What an engine needs beside
@@ -19,6 +23,7 @@ be shared out. Quantised weights count their scales; embeddings stay as they are
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,14 +36,53 @@ Config = Mapping[str, Any]
 GIB = 1 << 30
 _BITS = {"float32": 32, "float": 32, "float16": 16, "half": 16, "bfloat16": 16}
 _CACHE_BITS = {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp8_inc": 8, "int8": 8}
-_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-"""What GPT-2 and its kin call them."""
+_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "multi_query_group_num"),
+    "head_dim": ("kv_channels",),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_top_k",),
+}
+"""What GPT-2, MPT, DBRX, ChatGLM, OPT and their kin call them."""
+_PARTS = ("attn_config", "ffn_config")
+"""Where DBRX and MPT keep some of their sizes."""
 _UNGATED = frozenset(
-    {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt", "phi", "starcoder2"}
+    [
+        "bloom",
+        "falcon",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gptj",
+        "mpt",
+        "nemotron",
+        "opt",
+        "phi",
+        "starcoder2",
+    ]
 )
 _LEARNED_POSITIONS = frozenset({"gpt2", "gpt_bigcode", "opt"})
+_GEMMA = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text")
 _TIED = frozenset(
-    {"bloom", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
+    {
+        "bloom",
+        "cohere",
+        "cohere2",
+        "ernie4_5",
+        "falcon",
+        "gpt2",
+        "gpt_bigcode",
+        "minicpm3",
+        "mpt",
+        "opt",
+        "smollm3",
+    }
+    | {"starcoder2", *_GEMMA}
 )
 """Where the input's embeddings are the output's too, unless the configuration says otherwise."""
 _NO_CACHE = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
@@ -103,7 +147,7 @@ def plan(
     Raises:
         ConfigurationError: the configuration lacks a size, or an argument means nothing.
     """
-    text = _text_part(config)
+    text = _named(config)
     length = max_length or _longest(text)
     weights = weight_bytes(config, dtype=dtype, quantization=quantization, tensor_parallel=tensor_parallel)
 
@@ -125,8 +169,29 @@ def parameters(config: Config) -> int:
     Raises:
         ConfigurationError: the configuration lacks a size.
     """
-    text = _text_part(config)
+    text = _named(config)
     return _embedding_parameters(text) + _layer_parameters(text)
+
+
+def active_parameters(config: Config) -> int:
+    """How many of them are at work for one token: all, or those of the experts that a token passes through.
+
+    Raises:
+        ConfigurationError: the configuration lacks a size.
+    """
+    text = _named(config)
+    experts = _experts(text)
+    idle = experts - (text.get("num_experts_per_tok") or experts)
+    return parameters(config) - (_expert_layers(text) * idle * _expert_size(text) if idle else 0)
+
+
+def layers(config: Config) -> int:
+    """How many layers the model has.
+
+    Raises:
+        ConfigurationError: the configuration does not say so.
+    """
+    return _size(_named(config), "num_hidden_layers")
 
 
 def weight_bytes(
@@ -137,11 +202,10 @@ def weight_bytes(
     Raises:
         ConfigurationError: the configuration lacks a size, or `dtype` is unknown.
     """
-    text = _text_part(config)
+    text = _named(config)
     plain = _bits_of(text, dtype)
-    bits = _embedding_parameters(text) * plain + _layer_parameters(text) * _weight_bits(
-        config, plain, quantization
-    )
+    everything, quantised = parameters(config), _quantised_parameters(text, quantization)
+    bits = (everything - quantised) * plain + quantised * _weight_bits(text, plain, quantization)
     return math.ceil(bits / 8 / tensor_parallel)
 
 
@@ -153,12 +217,11 @@ def kv_bytes(
     Raises:
         ConfigurationError: the configuration lacks a size, or a type is unknown.
     """
-    text = _text_part(config)
+    text = _named(config)
     each = _cache_values(text, tensor_parallel) * _cache_bits(text, dtype, kv_dtype) // 8
     window = text.get("sliding_window") or tokens
-    types = text.get("layer_types") or ["full_attention"] * _size(text, "num_hidden_layers")
-    kept = [_kept(kind, tokens, window) for kind in types]
-    return each * sum(kept)
+    types = Counter(_layer_types(text))
+    return each * sum(_kept(kind, tokens, window) * count for kind, count in types.items())
 
 
 def kv_bytes_per_token(
@@ -179,13 +242,18 @@ def _kept(kind: str, tokens: int, window: int) -> int:
     return min(tokens, window) if kind in ("sliding_attention", "chunked_attention") else tokens
 
 
-def _text_part(config: Config) -> Config:
-    """The language model of a model that also sees; its other parts are small."""
-    return {**config, **inner} if (inner := config.get("text_config")) else config
+def _named(config: Config) -> Config:
+    """The sizes of the language model, by the names that most models give them; what sees or hears is small."""
+    parts = [config.get(part) or {} for part in _PARTS]
+    found = {**parts[0], **parts[1], **config, **(config.get("text_config") or {})}
+    for name, others in _NAMES.items():
+        if found.get(name) is None:
+            found[name] = next((found[other] for other in others if found.get(other) is not None), None)
+    return found
 
 
 def _size(config: Config, name: str) -> int:
-    value = config.get(name, config.get(_NAMES.get(name, "")))
+    value = config.get(name)
     if not isinstance(value, int) or value < 1:
         raise ConfigurationError(
             f"the memory of this model cannot be planned: its config.json says {name!r} is {value!r}, "
@@ -196,13 +264,14 @@ def _size(config: Config, name: str) -> int:
 
 def _longest(config: Config, least: int = 1) -> int:
     """The most tokens the model is made for, or `least` where that is more or nothing is said."""
-    return max(config.get("max_position_embeddings") or config.get("n_positions") or 0, least)
+    return max(config.get("max_position_embeddings") or 0, least)
 
 
 def _heads(config: Config) -> tuple[int, int, int]:
     """Query heads, KV heads, and the size of a head."""
     heads = _size(config, "num_attention_heads")
-    groups = 1 if config.get("multi_query") else config.get("num_key_value_heads") or heads
+    alone = config.get("multi_query") and not config.get("new_decoder_architecture")
+    groups = 1 if alone else config.get("num_key_value_heads") or heads
     return heads, groups, config.get("head_dim") or _size(config, "hidden_size") // heads
 
 
@@ -215,16 +284,16 @@ def _embedding_parameters(config: Config) -> int:
 
 
 def _layer_parameters(config: Config) -> int:
-    layers, experts = _size(config, "num_hidden_layers"), _expert_layers(config)
-    dense = (layers - experts) * _dense_parameters(config)
+    count, experts = _size(config, "num_hidden_layers"), _expert_layers(config)
+    dense = (count - experts) * _dense_parameters(config)
     sparse = experts * _expert_parameters(config) if experts else 0
-    return layers * _attention_parameters(config) + dense + sparse
+    return count * _attention_parameters(config) + dense + sparse
 
 
 def _attention_parameters(config: Config) -> int:
     heads, groups, size = _heads(config)
     width = _size(config, "hidden_size")
-    if "kv_lora_rank" not in config:
+    if not config.get("kv_lora_rank"):
         return width * size * 2 * (heads + groups)
     latent, rotated = _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
     plain, value = _size(config, "qk_nope_head_dim"), _size(config, "v_head_dim")
@@ -235,35 +304,61 @@ def _attention_parameters(config: Config) -> int:
 
 def _dense_parameters(config: Config) -> int:
     width = _size(config, "hidden_size")
-    inner = config.get("intermediate_size") or config.get("ffn_dim") or config.get("n_inner") or 4 * width
+    inner = config.get("intermediate_size_mlp") or config.get("intermediate_size") or 4 * width
     matrices = 2 if config.get("model_type") in _UNGATED else 3
     return matrices * width * int(inner)
 
 
 def _experts(config: Config) -> int:
     """Routed experts of a layer that has experts."""
-    names = ("n_routed_experts", "num_local_experts", "num_experts")
-    return next((config[name] for name in names if config.get(name)), 0)
+    return config.get("num_experts") or 0
 
 
 def _expert_layers(config: Config) -> int:
     """How many layers have experts in the place of one feed-forward."""
-    layers, step = _size(config, "num_hidden_layers"), config.get("decoder_sparse_step") or 1
-    frequency, plain = config.get("moe_layer_freq") or 1, config.get("mlp_only_layers") or ()
     if not _experts(config):
         return 0
-    first = config.get("first_k_dense_replace") or 0
-    return sum(
-        layer >= first and (layer + 1) % step == 0 and layer % frequency == 0 and layer not in plain
-        for layer in range(layers)
+    return sum(_has_experts(config, layer) for layer in range(_size(config, "num_hidden_layers")))
+
+
+def _has_experts(config: Config, layer: int) -> bool:
+    period, step = config.get("expert_layer_period"), config.get("interleave_moe_layer_step")
+    if period:
+        return bool(layer % period == config.get("expert_layer_offset", 0))
+    step, frequency = step or config.get("decoder_sparse_step") or 1, config.get("moe_layer_freq") or 1
+    is_dense = layer < (config.get("first_k_dense_replace") or 0) or layer in (
+        config.get("mlp_only_layers") or ()
     )
+    return not is_dense and (layer + 1) % step == 0 and layer % frequency == 0
+
+
+def _expert_size(config: Config) -> int:
+    """Parameters of one routed expert."""
+    inner = config.get("moe_intermediate_size") or _size(config, "intermediate_size")
+    return 3 * _size(config, "hidden_size") * inner
 
 
 def _expert_parameters(config: Config) -> int:
-    width, count = _size(config, "hidden_size"), _experts(config)
-    inner = config.get("moe_intermediate_size") or _size(config, "intermediate_size")
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * inner
-    return 3 * width * (count * inner + shared) + width * count
+    """Of all experts of a layer, with what routes to them."""
+    count = _experts(config)
+    return count * (_expert_size(config) + _size(config, "hidden_size")) + _shared_parameters(config)
+
+
+def _shared_parameters(config: Config) -> int:
+    """Of the experts of a layer that every token passes through."""
+    if config.get("shared_expert_intermediate_size"):
+        return 3 * _size(config, "hidden_size") * _size(config, "shared_expert_intermediate_size")
+    shared = 1 if config.get("model_type") == "llama4_text" else config.get("n_shared_experts") or 0
+    return shared * _expert_size(config) if shared else 0
+
+
+def _layer_types(config: Config) -> list[str]:
+    """How each layer remembers what it has read."""
+    count, period = _size(config, "num_hidden_layers"), config.get("attn_layer_period")
+    if not period:
+        return config.get("layer_types") or ["full_attention"] * count
+    place = config.get("attn_layer_offset", 0)
+    return ["full_attention" if layer % period == place else "mamba" for layer in range(count)]
 
 
 def _bits_of(config: Config, dtype: str) -> int:
@@ -286,10 +381,19 @@ def _cache_bits(config: Config, dtype: str, kv_dtype: str) -> int:
 
 def _cache_values(config: Config, tensor_parallel: int) -> int:
     """Numbers that a layer keeps of a token, on each GPU."""
-    if "kv_lora_rank" in config:
+    if config.get("kv_lora_rank"):
         return _size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim")
     _, groups, size = _heads(config)
     return 2 * size * math.ceil(groups / tensor_parallel)
+
+
+def _quantised_parameters(config: Config, quantization: str | None) -> int:
+    """Those that a quantisation changes: the layers; of a mixture in mxfp4 its experts alone."""
+    told: Config = config.get("quantization_config") or {}
+    method = quantization or told.get("quant_method")
+    if method == "mxfp4" and _experts(config):
+        return _expert_layers(config) * _experts(config) * _expert_size(config)
+    return _layer_parameters(config)
 
 
 def _weight_bits(config: Config, plain: int, quantization: str | None) -> float:
@@ -300,7 +404,8 @@ def _weight_bits(config: Config, plain: int, quantization: str | None) -> float:
         return plain
     bits, group = _told_bits(told), _told_group(told)
     if method == "bitsandbytes":
-        return 8.0 if told.get("load_in_8bit") else 4.5
+        double = told.get("bnb_4bit_use_double_quant")
+        return 8.0 if told.get("load_in_8bit") else 4.127 if double else 4.5
     if "fp4" in method:
         return 4.25 if method == "mxfp4" else 4.5
     if bits is None:
@@ -353,7 +458,7 @@ def _remedy(found: Plan, config: Config, tensor_parallel: int) -> str:
     if found.longest:
         fewer = f", or {found.most_running} at once" if 0 < found.most_running < found.running else ""
         return f"the largest length that would fit: {found.longest:,} tokens{fewer}"
-    whole, heads = found.weight_bytes * tensor_parallel, _heads(_text_part(config))[0]
+    whole, heads = found.weight_bytes * tensor_parallel, _heads(_named(config))[0]
     enough = [
         count
         for count in _PARALLEL
@@ -370,4 +475,15 @@ def _gib(count: int) -> str:
     return f"{value:.2f} GiB" if value < 10 else f"{value:.1f} GiB"
 
 
-__all__ = ["GIB", "Config", "Plan", "kv_bytes", "kv_bytes_per_token", "parameters", "plan", "weight_bytes"]
+__all__ = [
+    "GIB",
+    "Config",
+    "Plan",
+    "active_parameters",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "layers",
+    "parameters",
+    "plan",
+    "weight_bytes",
+]

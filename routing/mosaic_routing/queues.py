@@ -5,12 +5,12 @@
 | tool, Celery task | `mosaic.cpu` |
 | agent without a model, or with the `extractive` engine | `mosaic.cpu` |
 | agent with a model `PROVIDER:NAME`, such as `openai:gpt-5` | `mosaic.api.PROVIDER` |
-| agent with a model `vllm:NAME` | `mosaic.gpu.NAME`: every GPU class that hosts it |
+| agent with a model `vllm:NAME`, or `simulated:NAME` | `mosaic.gpu.NAME`: every GPU class that hosts it |
 | agent with a model `pool:NAME`, or with `requires` | `mosaic.routed`: the router picks the queue of each call |
 
 A worker that hosts NAME on a GPU of class CLASS serves `mosaic.gpu.NAME` and `mosaic.CLASS.NAME`; a node may name the
-second to have that class alone. The worker called W takes from `mosaic.direct.W` too, where the router sends what W shall
-answer; others may take from there what waits.
+second to have that class alone. The worker called W takes from `mosaic.direct.W` too, where the router sends what W
+shall answer; others may take from there what waits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ GPU_PREFIX = "mosaic.gpu."
 """Followed by the model's name: the queue of agents whose model a GPU worker hosts."""
 HOSTED = "vllm"
 """The engine that workers host themselves."""
+HOSTED_ENGINES = frozenset({HOSTED, "simulated"})
+"""With the one that only acts as if."""
 POOL = "pool"
 """Stands where an engine stands in a model's name, `pool:NAME`: whichever deployment of it is best."""
 ROUTED = "mosaic.routed"
@@ -49,7 +51,7 @@ def queue_for(kind: NodeKind, model: str | None = None) -> str:
         return CPU
     if provider == POOL:
         return ROUTED
-    return GPU_PREFIX + name if provider == HOSTED else API_PREFIX + provider
+    return GPU_PREFIX + name if provider in HOSTED_ENGINES else API_PREFIX + provider
 
 
 def direct_queue(worker: str) -> str:
@@ -68,6 +70,8 @@ __all__ = [
     "DIRECT_PREFIX",
     "EXTRACTIVE",
     "GPU_PREFIX",
+    "HOSTED",
+    "HOSTED_ENGINES",
     "POOL",
     "ROUTED",
     "NodeKind",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from mosaic_routing.queues import API_PREFIX, GPU_PREFIX
+from mosaic_routing.queues import API_PREFIX, DIRECT_PREFIX, GPU_PREFIX
 
 _HOSTED = re.compile(r"mosaic\.(?P<gpu_class>[a-z0-9-]+)\.(?P<model>.+)")
 """`mosaic.gpu.NAME` and `mosaic.CLASS.NAME`, of a model that a worker hosts."""
@@ -13,14 +13,25 @@ _HOSTED = re.compile(r"mosaic\.(?P<gpu_class>[a-z0-9-]+)\.(?P<model>.+)")
 
 def worker_commands(queues: Sequence[str]) -> str:
     """The command that starts a worker for these queues; several, joined by "and", where one cannot serve them all."""
-    plain = [queue for queue in queues if not _is_hosted(queue)]
+    plain = [queue for queue in queues if not hosted_model(queue)]
     commands = [f"mosaic worker --queues {','.join(plain)}"] if plain else []
-    commands += [_hosting(queue) for queue in queues if _is_hosted(queue)]
+    commands += [_hosting(queue) for queue in queues if hosted_model(queue)]
     return " and ".join(dict.fromkeys(commands))
 
 
-def _is_hosted(queue: str) -> bool:
-    return not queue.startswith(API_PREFIX) and _HOSTED.fullmatch(queue) is not None
+def hosted_model(queue: str) -> str | None:
+    """The alias of the model that a worker of this queue hosts; None: a worker of it hosts none."""
+    found = None if queue.startswith((API_PREFIX, DIRECT_PREFIX)) else _HOSTED.fullmatch(queue)
+    return found["model"] if found else None
+
+
+def unhosted(queues: Iterable[str], hosting: Collection[str]) -> list[str]:
+    """Of the queues of a worker, those whose calls would fail there, since it does not host their models.
+
+    Args:
+        hosting: the queues of the models that it hosts.
+    """
+    return [queue for queue in queues if hosted_model(queue) and queue not in hosting]
 
 
 def _hosting(queue: str) -> str:
@@ -30,4 +41,4 @@ def _hosting(queue: str) -> str:
     return f"mosaic worker --gpu {gpu_class} --model SPEC (the model with the alias {found['model']!r})"
 
 
-__all__ = ["worker_commands"]
+__all__ = ["hosted_model", "unhosted", "worker_commands"]

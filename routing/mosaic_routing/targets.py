@@ -22,7 +22,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         queue: where its worker takes calls from.
         slots: requests that it runs at once; more wait.
         active: requests that it was sent and that have not ended.
-        backlog_tokens: predicted tokens of work, prompt and answer, of those.
+        backlog_tokens: predicted work of those: the sum of their decisions' `work_tokens`, weights of their leases.
         prefill_tokens_s: prompt tokens that it reads in a second, of one request alone; infinite: at once.
         decode_tokens_s: tokens that it writes in a second for one request, as long as no more than `slots` run.
         first_token_s: until the first token of a prompt of no length.
@@ -64,7 +64,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         call: `RUN/CALL`, for ties and hashing.
         targets: names of the deployments that satisfy its requirement; empty: all do.
         input_tokens: of its prompt.
-        output_tokens: predicted.
+        output_tokens: predicted, mean.
         prefix: fingerprints of its prompt's blocks, each of the prompt up to its end; equal ones share a prefix cache.
         objective: of its run.
         deadline_s: it is worth nothing after so many seconds.
@@ -93,6 +93,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         wait_s: look again after so long, where there is no target now.
         latency_s: predicted, from now to the last token.
         cost: predicted, US dollars.
+        work_tokens: what the call takes of its target: its answer's tokens and those that could be written while its
+            prompt is read; the weight of its lease.
         cached_tokens: of the prompt, found in the target's prefix cache, as far as is known.
         reasons: sentences for people, the weightiest first; of each target that was left out, why.
     """
@@ -101,6 +103,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wait_s: float = 0.0
     latency_s: float = 0.0
     cost: float = 0.0
+    work_tokens: float = 0.0
     cached_tokens: float = 0.0
     reasons: tuple[str, ...] = ()
 

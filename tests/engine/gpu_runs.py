@@ -44,8 +44,7 @@ class GpuWorkers(Workers):
         name = f"gpu{len(self._started)}-{os.getpid()}@localhost"
         command = [sys.executable, "-m", "mosaic_tasks.cli", "worker", "--gpu", "cpu", "--name", name]
         command += [word for spec in specs for word in ("--model", str(spec))]
-        quiet = {"PYTHONWARNINGS": "ignore"}
-        worker = Worker(name, [*command, *args], environment=self._environment(quiet), cwd=self._directory)
+        worker = Worker(name, [*command, *args], environment=self._environment({}), cwd=self._directory)
         self._started.append(worker)
         return worker
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -66,6 +68,23 @@ def core(worker: Worker) -> psutil.Process:
     """The EngineCore of a worker with one engine."""
     found = cores(worker)
     return next(each for each in found if each.ppid() == worker.pid)
+
+
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[[a-z]+ *\] \S")
+CELERYS = re.compile(r"  \. mosaic\.\w+|worker: .+")
+
+
+def test_a_start_and_its_end_by_ctrl_c_are_told_in_lines_of_one_form(
+    started: GpuWorkers, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL")
+    worker = started.ready(spec)
+    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does
+    assert worker.wait(60) == 0
+    worker.kill()  # reads its log to the end
+    told = [line for line in worker.log.partition("[tasks]")[2].splitlines() if line.strip()]
+    assert [line for line in told if not LINE.match(line) and not CELERYS.fullmatch(line)] == []
+    assert any("ready after" in line for line in told)
 
 
 class TestKills:

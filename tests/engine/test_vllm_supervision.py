@@ -73,6 +73,7 @@ class TestDeath:
                 assert "was killed by SIGKILL; it restarts" in told[0]
                 while supervisor.ready:
                     await asyncio.sleep(0)
+                assert (supervisor.state, "SIGKILL" in supervisor.phase) == ("restarting", True)
                 with pytest.raises(EngineOverloaded, match=r"engine 'tiny' .*died: .*SIGKILL; it restarts"):
                     await complete(supervisor, ask("Go", max_tokens=1))
                 await until_ready(supervisor)
@@ -100,7 +101,9 @@ class TestDeath:
                 await complete(supervisor, ask("Go"))
             assert (supervisor.pids(), supervisor.load().slots) == ([], 0)
 
+        assert supervisor.state == "loading"
         with hosted(supervisor) as host:
+            assert supervisor.state == "ready"
             host.run(die())
             host.run(hang())
             host.run(give_up())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -162,6 +164,45 @@ def test_a_failed_run_names_node_and_cause(here: Mosaic, worker: Worker) -> None
     assert (told["status"], told["output"]) == ("failed", None)
     assert "'word'" in here("explain", told["run"]).stdout
     assert here("result", told["run"]).returncode == ExitCode.FAILED
+
+
+@LEAVES_RUNS
+def test_a_worker_logs_in_lines_of_one_form(here: Mosaic, worker: Worker) -> None:
+    here("run", "bad.yaml")
+    worker.wait_said("call.failed")
+    lines = worker.log.splitlines()
+    begin = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(info|warning) +\] "
+    assert [
+        line for line in lines if "call.failed" in line and re.match(begin + r"call\.failed  ", line)
+    ] != []
+    assert [line for line in lines if re.search(r"ready\.$", line) and re.match(begin + "cli@", line)] != []
+    assert not [line for line in lines if len(re.findall(r"\d\d:\d\d:\d\d", line)) > 1]
+
+
+def test_a_workers_log_goes_where_celerys_option_says(environment: dict[str, str], place: Path) -> None:
+    command = [
+        *COMMAND,
+        "worker",
+        "--pool",
+        "solo",
+        "--name",
+        "cli",
+        "--",
+        "--logfile",
+        "w.log",
+        "--loglevel",
+        "DEBUG",
+    ]
+    started = Worker("cli", command, environment=environment, cwd=place)
+    try:
+        started.wait_said("mosaic.cpu")
+        while "ready." not in (place / "w.log").read_text():
+            assert started.returncode is None
+            time.sleep(0.05)
+    finally:
+        started.stop()
+    assert "[debug    ]" in (place / "w.log").read_text()
+    assert "ready." not in started.log
 
 
 @LEAVES_RUNS

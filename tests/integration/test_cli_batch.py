@@ -23,6 +23,7 @@ from mosaic_routing.inventory import EngineReport, publish
 from mosaic_tasks import list_runs, submit
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.batches.items import Item
+from mosaic_tasks.cli.batches.results import Written
 from mosaic_tasks.cli.batches.window import AHEAD, Window
 from mosaic_tasks.cli.exits import ExitCode
 from tests.services import Workers, key_events
@@ -134,6 +135,51 @@ def test_the_same_command_repeats_nothing(place: Path, worker: None) -> None:
     Path("out.jsonl").unlink()
     assert batch().exit_code == ExitCode.PARTLY
     assert (Path("out.jsonl").read_bytes(), marks(place)) == (before, [0, 1, 2, 3, 4])
+
+
+def test_a_line_that_was_mended_runs_and_the_others_keep_their_results(place: Path, worker: None) -> None:
+    assert batch().exit_code == ExitCode.PARTLY
+    before = results()
+    inputs = [{"x": number, "directory": "marks"} for number in (0, 1, 7, 3, 4)]
+    give(place, *inputs)
+    answer = batch()
+    assert answer.exit_code == ExitCode.OK
+    assert "1 result of lines that changed or are gone: left out of out.jsonl" in answer.stderr
+    assert [(found["line"], found["output"]) for found in results()] == list(enumerate((0, 1, 7, 3, 4), 1))
+    assert [found for found in results() if found["line"] != 3] == before[:2] + before[3:]
+    assert marks(place) == [0, 1, 2, 3, 4, 7]
+    assert list(place.glob(".*")) == []
+
+
+def test_lines_that_are_added_taken_out_and_repeated_find_their_results(place: Path, worker: None) -> None:
+    same = {"x": 5, "directory": "marks"}
+    give(place, {"x": 0, "directory": "marks"}, {"x": 1, "directory": "marks"}, same, same)
+    assert batch().exit_code == ExitCode.OK
+    runs = {found["line"]: found["run"] for found in results()}
+    assert len(set(runs.values())) == 4
+    give(place, {"x": 8, "directory": "marks"}, {"x": 0, "directory": "marks"}, same, same, same)
+    assert batch().exit_code == ExitCode.OK
+    assert [found["output"] for found in results()] == [8, 0, 5, 5, 5]
+    assert [found["run"] for found in results()][1:4] == [runs[1], runs[3], runs[4]]
+    assert marks(place) == [0, 1, 5, 5, 5, 8]
+
+
+def test_a_mended_batch_that_was_interrupted_keeps_what_it_wrote(
+    place: Path, worker: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch()
+    give(place, *({"x": number, "directory": "marks"} for number in (0, 6, 7, 3, 4)))
+    with monkeypatch.context() as patched:
+        patched.setattr(Written, "sort", interrupted)
+        assert batch().exit_code == ExitCode.INTERRUPTED
+    assert [found["line"] for found in results()] == [1, 2, 3, 4, 5, 2, 3]
+    assert batch().exit_code == ExitCode.OK
+    assert [(found["line"], found["output"]) for found in results()] == list(enumerate((0, 6, 7, 3, 4), 1))
+    assert marks(place) == [0, 1, 2, 3, 4, 6, 7]
+
+
+def interrupted(*_arguments: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_another_name_is_another_batch(place: Path, worker: None) -> None:
@@ -296,8 +342,8 @@ RESULT = '{"line":1,"run":"r","status":"done","output":1,"key":"k"}\n'
     [
         ("dear diary\n", "line 1, is no result of a batch"),
         ("dear diary", "the end, is no result of a batch"),
-        ('{"line":2,"ru', "the end, is no result of a batch"),
-        (RESULT, "line 1, is the result of other inputs, another workflow or model, or another --name"),
+        ('{"lime":2,"ru', "the end, is no result of a batch"),
+        (RESULT, "line 1, is the result of another workflow or model, or of another --name"),
     ],
 )
 def test_a_file_of_something_else_is_left_as_it_is(place: Path, text: str, reason: str) -> None:
@@ -307,18 +353,14 @@ def test_a_file_of_something_else_is_left_as_it_is(place: Path, text: str, reaso
     assert reason in answer.stderr
 
 
-def test_inputs_that_became_fewer_are_told(place: Path, worker: None) -> None:
+def test_inputs_that_are_others_are_told(place: Path, worker: None) -> None:
     batch()
-    give(place, {"x": 0, "directory": "marks"})
-    answer = batch()
-    assert answer.exit_code == ExitCode.USAGE
-    assert "'out.jsonl' has results of more lines than there are" in answer.stderr
-
-
-def test_inputs_that_changed_are_told(place: Path, worker: None) -> None:
-    batch()
+    before = Path("out.jsonl").read_bytes()
     give(place, *({"x": 9 + number, "directory": "marks"} for number in range(5)))
-    assert "'out.jsonl', line 1, is the result of other inputs" in batch().stderr
+    told = batch()
+    assert told.exit_code == ExitCode.USAGE
+    assert "'out.jsonl' has outputs of 4 lines that these inputs do not have, and results of 0" in told.stderr
+    assert Path("out.jsonl").read_bytes() == before
 
 
 def test_one_batch_at_a_time_writes_a_file(place: Path) -> None:
@@ -355,11 +397,27 @@ def test_engines_are_shown_in_a_table_as_json_and_for_prometheus(published: Publ
     published(
         running=3, waiting=1, slots=5, kv_use=0.25, generated_tokens_s=1234.5, ttft_s=0.125, prefix_hits=0.5
     )
-    published("other", "two/2/b", preempted=7)
-    head, other, tiny = (line.split() for line in mosaic("engines").stdout.splitlines())
+    published("other", "two/2/b", preempted=7, state="loading", phase="loading weights")
+    *rows, phase = mosaic("engines").stdout.splitlines()
+    head, other, tiny = (line.split() for line in rows)
     assert head[:3] == ["MODEL", "CLASS", "WORKER"]
-    assert tiny == ["tiny", "h100", "one/1/a", "3", "1", "5", "25%", "1,234.5", "125", "ms", "50%", "0"]
-    assert (other[0], other[-1]) == ("other", "7")
+    assert tiny == [
+        "tiny",
+        "h100",
+        "one/1/a",
+        "ready",
+        "3",
+        "1",
+        "5",
+        "25%",
+        "1,234.5",
+        "125",
+        "ms",
+        "50%",
+        "0",
+    ]
+    assert (other[0], other[3], other[-1]) == ("other", "loading", "7")
+    assert phase == "other in two/2/b: loading weights"
     found = json.loads(mosaic("engines", "--json").stdout)
     assert [(each["model"], each["running"]) for each in found] == [("other", 0), ("tiny", 3)]
     line = 'mosaic_engine_running{model="tiny",class="h100",worker="one/1/a"} 3'

@@ -9,21 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai_server as http
 import pytest
-from openai_server import (
-    DONE,
-    USAGE,
-    Connection,
-    Reply,
-    Server,
-    delta,
-    event,
-    hanging,
-    refused,
-    said,
-    serving,
-    streamed,
-)
 
 from mosaic_queues.errors import (
     CallTimeout,
@@ -64,11 +51,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @asynccontextmanager
 async def engine_of(
-    write: Write, *scripts: list[Reply], fields: list[dict[str, Any]] | None = None, retry: RetryPolicy = FAST
-) -> AsyncIterator[tuple[OpenAIEngine, list[Server]]]:
+    write: Write,
+    *scripts: list[http.Reply],
+    fields: list[dict[str, Any]] | None = None,
+    retry: RetryPolicy = FAST,
+) -> AsyncIterator[tuple[OpenAIEngine, list[http.Server]]]:
     """An engine whose model `m` has a server for each script."""
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serving(*script)) for script in scripts]
+        servers = [await stack.enter_async_context(http.serving(*script)) for script in scripts]
         more = fields or [{}] * len(servers)
         write([{"url": server.url, **one} for server, one in zip(servers, more, strict=True)])
         engine = OpenAIEngine(retry=retry)
@@ -81,7 +71,11 @@ def request(**options: Any) -> EngineRequest:
 
 
 def texts(
-    write: Write, *scripts: list[Reply], calls: int = 1, asked: dict[str, Any] | None = None, **options: Any
+    write: Write,
+    *scripts: list[http.Reply],
+    calls: int = 1,
+    asked: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[list[str], list[int]]:
     """The answers to so many calls one after the other, and how many requests each server saw."""
 
@@ -94,7 +88,7 @@ def texts(
 
 
 def failure(
-    kind: type[Exception], write: Write, *scripts: list[Reply], **options: Any
+    kind: type[Exception], write: Write, *scripts: list[http.Reply], **options: Any
 ) -> tuple[str, list[int]]:
     """The message of the error that a call ends with, and how many requests each server saw."""
 
@@ -109,13 +103,13 @@ def failure(
     return asyncio.run(main())
 
 
-async def resetting(connection: Connection) -> None:
+async def resetting(connection: http.Connection) -> None:
     connection.reset()
 
 
-async def breaking(connection: Connection) -> None:
+async def breaking(connection: http.Connection) -> None:
     await connection.head(200, content_type="text/event-stream", content_length="10000")
-    await connection.send(delta("half "))
+    await connection.send(http.delta("half "))
 
 
 # Failing over
@@ -124,34 +118,34 @@ async def breaking(connection: Connection) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        refused(500),
-        refused(429),
-        refused(429, Retry_After="1000"),
-        refused(503, "Loading model"),
+        http.refused(500),
+        http.refused(429),
+        http.refused(429, Retry_After="1000"),
+        http.refused(503, "Loading model"),
         resetting,
-        streamed(),
-        streamed(b"data: {broken\n\n"),
-        streamed(b"<html>\n</html>\n"),
-        streamed(event(error={"message": "engine died", "code": 500})),
+        http.streamed(),
+        http.streamed(b"data: {broken\n\n"),
+        http.streamed(b"<html>\n</html>\n"),
+        http.streamed(http.event(error={"message": "engine died", "code": 500})),
     ],
     ids=["500", "429", "429 for long", "503", "reset", "no events", "malformed", "HTML", "error event"],
 )
-def test_before_the_first_token_another_endpoint_is_asked_at_once(reply: Reply, write: Write) -> None:
+def test_before_the_first_token_another_endpoint_is_asked_at_once(reply: http.Reply, write: Write) -> None:
     """And from then on only that one, as long as the first rests."""
-    assert texts(write, [reply], [said("ok")], calls=3, retry=NEVER) == (["ok"] * 3, [1, 3])
+    assert texts(write, [reply], [http.said("ok")], calls=3, retry=NEVER) == (["ok"] * 3, [1, 3])
 
 
 def test_a_hang_after_the_headers_is_failed_over_after_the_read_timeout(write: Write) -> None:
     fields = [{"timeouts": {"read_s": 0.1}}, {}]
-    scripts = [hanging], [said("ok")]
+    scripts = [http.hanging], [http.said("ok")]
     assert texts(write, *scripts, fields=fields, retry=NEVER) == (["ok"], [1, 1])
 
 
 def test_nobody_listening_is_failed_over(write: Write) -> None:
     async def main() -> str:
-        async with serving(said("")) as gone:
+        async with http.serving(http.said("")) as gone:
             url = gone.url
-        async with serving(said("ok")) as server:
+        async with http.serving(http.said("ok")) as server:
             write([{"url": url}, {"url": server.url}])
             engine = OpenAIEngine(retry=NEVER)
             try:
@@ -164,7 +158,7 @@ def test_nobody_listening_is_failed_over(write: Write) -> None:
 
 def test_an_endpoint_that_lets_a_call_run_out_of_time_rests(write: Write) -> None:
     async def main() -> list[int]:
-        scripts = [hanging], [said("ok")]
+        scripts = [http.hanging], [http.said("ok")]
         async with engine_of(write, *scripts, retry=NEVER) as (engine, servers):
             with pytest.raises(CallTimeout):
                 await complete(engine, request(timeout_s=0.2))
@@ -178,30 +172,33 @@ def test_an_endpoint_that_lets_a_call_run_out_of_time_rests(write: Write) -> Non
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
-        (refused(400, "bad temperature"), EngineRefused),
-        (refused(400, "no", code="content_filter"), ContentRefused),
-        (refused(400, "no", code="context_length_exceeded"), ContextTooLong),
-        (refused(400, "request (9 tokens) exceeds the available context size (8 tokens)"), ContextTooLong),
-        (refused(422, "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 9"), ContextTooLong),
+        (http.refused(400, "bad temperature"), EngineRefused),
+        (http.refused(400, "no", code="content_filter"), ContentRefused),
+        (http.refused(400, "no", code="context_length_exceeded"), ContextTooLong),
         (
-            refused(400, "The decoder prompt (length 9) is longer than the maximum model length of 8"),
+            http.refused(400, "request (9 tokens) exceeds the available context size (8 tokens)"),
+            ContextTooLong,
+        ),
+        (http.refused(422, "`inputs` tokens + `max_new_tokens` must be <= 8. Given: 9"), ContextTooLong),
+        (
+            http.refused(400, "The decoder prompt (length 9) is longer than the maximum model length of 8"),
             ContextTooLong,
         ),
     ],
 )
 def test_what_is_wrong_with_the_request_is_not_asked_elsewhere(
-    reply: Reply, kind: type[EngineError], write: Write
+    reply: http.Reply, kind: type[EngineError], write: Write
 ) -> None:
-    assert failure(kind, write, [reply], [said("ok")])[1] == [1, 0]
+    assert failure(kind, write, [reply], [http.said("ok")])[1] == [1, 0]
 
 
 def test_every_endpoint_is_tried_also_when_they_are_more_than_the_attempts(write: Write) -> None:
-    broken = [[refused(500)]] * 5
-    assert texts(write, *broken, [said("ok")], retry=NEVER)[0] == ["ok"]
+    broken = [[http.refused(500)]] * 5
+    assert texts(write, *broken, [http.said("ok")], retry=NEVER)[0] == ["ok"]
 
 
 def test_errors_everywhere_end_the_attempts(write: Write) -> None:
-    message, asked = failure(EngineError, write, [refused(500, "boom")], [refused(500, "boom")])
+    message, asked = failure(EngineError, write, [http.refused(500, "boom")], [http.refused(500, "boom")])
     assert "boom" in message
     assert sum(asked) == 3
 
@@ -209,7 +206,7 @@ def test_errors_everywhere_end_the_attempts(write: Write) -> None:
 def test_an_answer_ends_the_row_of_failures(write: Write) -> None:
     """In one row, the pause after the last of these would be some minutes."""
     retry = RetryPolicy(attempts=2, base_s=0.001, max_s=1000.0)
-    script = [refused(500), said("ok")] * 20
+    script = [http.refused(500), http.said("ok")] * 20
     assert texts(write, script, calls=20, retry=retry) == (["ok"] * 20, [40])
 
 
@@ -223,7 +220,7 @@ def test_each_endpoint_has_its_own_key_and_name_of_the_model(
 
     async def main() -> list[tuple[str, str]]:
         fields = [{"key_env": "KEY_A", "model": "m-at-a"}, {}]
-        async with engine_of(write, [said("a")], [said("b")], fields=fields) as (engine, servers):
+        async with engine_of(write, [http.said("a")], [http.said("b")], fields=fields) as (engine, servers):
             for _ in servers:
                 await complete(engine, request())
             asked = [server.asked[0] for server in servers]
@@ -234,16 +231,20 @@ def test_each_endpoint_has_its_own_key_and_name_of_the_model(
 
 @pytest.mark.parametrize(
     "reply",
-    [refused(401), refused(404, "no such model"), refused(429, "no money", code="insufficient_quota")],
+    [
+        http.refused(401),
+        http.refused(404, "no such model"),
+        http.refused(429, "no money", code="insufficient_quota"),
+    ],
 )
-def test_an_endpoint_that_refuses_key_or_model_is_passed_over(reply: Reply, write: Write) -> None:
-    assert texts(write, [reply], [said("ok")], calls=3) == (["ok"] * 3, [1, 3])
+def test_an_endpoint_that_refuses_key_or_model_is_passed_over(reply: http.Reply, write: Write) -> None:
+    assert texts(write, [reply], [http.said("ok")], calls=3) == (["ok"] * 3, [1, 3])
 
 
 def test_an_endpoint_that_lacks_an_adapter_is_passed_over_for_that_call_alone(write: Write) -> None:
     async def main() -> list[int]:
-        script = [refused(404, "The model `tone` does not exist"), said("ok")]
-        async with engine_of(write, script, [said("ok")], fields=[VLLM, VLLM]) as (engine, servers):
+        script = [http.refused(404, "The model `tone` does not exist"), http.said("ok")]
+        async with engine_of(write, script, [http.said("ok")], fields=[VLLM, VLLM]) as (engine, servers):
             await complete(engine, request(adapter="tone"))
             assert servers[1].asked[0].body["model"] == "tone"
             for _ in range(4):
@@ -257,7 +258,7 @@ def test_a_key_that_all_refuse_is_told_with_its_variable_and_without_itself(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_A", "secret-a")
-    reply = refused(401, "wrong key secret-a")
+    reply = http.refused(401, "wrong key secret-a")
     message, asked = failure(EngineRefused, write, [reply], [reply], fields=[{"key_env": "KEY_A"}] * 2)
     assert asked == [1, 1]
     assert "wrong key ***; check KEY_A" in message
@@ -265,7 +266,7 @@ def test_a_key_that_all_refuse_is_told_with_its_variable_and_without_itself(
 
 def test_a_key_that_is_not_set_is_told(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY_A", raising=False)
-    message, asked = failure(EngineRefused, write, [said("ok")], fields=[{"key_env": "KEY_A"}])
+    message, asked = failure(EngineRefused, write, [http.said("ok")], fields=[{"key_env": "KEY_A"}])
     assert "KEY_A is not set" in message
     assert asked == [0]
 
@@ -274,16 +275,16 @@ def test_a_model_that_the_file_does_not_list_is_asked_at_the_url(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> list[str]:
-        async with serving(said("elsewhere")) as other:
+        async with http.serving(http.said("elsewhere")) as other:
             monkeypatch.setenv("OPENAI_BASE_URL", other.url)
-            async with engine_of(write, [said("listed")]) as (engine, _):
+            async with engine_of(write, [http.said("listed")]) as (engine, _):
                 return [(await complete(engine, request(model=model))).text for model in ("m", "n")]
 
     assert asyncio.run(main()) == ["listed", "elsewhere"]
 
 
 def test_a_model_that_no_one_has_is_told_with_those_that_are_listed(write: Write) -> None:
-    message, _ = failure(EngineRefused, write, [said("ok")], asked={"model": "n"})
+    message, _ = failure(EngineRefused, write, [http.said("ok")], asked={"model": "n"})
     assert "lists no model 'n' (there are: m)" in message
 
 
@@ -292,14 +293,14 @@ def test_a_model_that_no_one_has_is_told_with_those_that_are_listed(write: Write
 
 def test_a_server_that_is_overloaded_for_long_is_waited_for(write: Write) -> None:
     """More refusals than there are attempts; each asks for a pause."""
-    minute = [refused(429, Retry_After_Ms="20")] * 8
-    assert texts(write, [*minute, said("ok")]) == (["ok"], [9])
+    minute = [http.refused(429, Retry_After_Ms="20")] * 8
+    assert texts(write, [*minute, http.said("ok")]) == (["ok"], [9])
 
 
 def test_many_calls_wait_for_it_together(write: Write) -> None:
     async def main() -> list[str]:
-        minute = [refused(429, Retry_After_Ms="50")] * 20
-        async with engine_of(write, [*minute, said("ok")]) as (engine, _):
+        minute = [http.refused(429, Retry_After_Ms="50")] * 20
+        async with engine_of(write, [*minute, http.said("ok")]) as (engine, _):
             answers = await asyncio.gather(*(complete(engine, request()) for _ in range(8)))
             return [answer.text for answer in answers]
 
@@ -307,13 +308,16 @@ def test_many_calls_wait_for_it_together(write: Write) -> None:
 
 
 def test_without_a_deadline_the_attempts_end(write: Write) -> None:
-    script = [refused(429, Retry_After_Ms="20")]
+    script = [http.refused(429, Retry_After_Ms="20")]
     assert failure(EngineOverloaded, write, script, asked={"timeout_s": None})[1] == [3]
 
 
 def test_when_all_rest_the_call_waits_for_the_first(write: Write) -> None:
     async def main() -> list[int]:
-        scripts = [refused(429, Retry_After="1000")], [refused(429, Retry_After_Ms="200"), said("ok")]
+        scripts = (
+            [http.refused(429, Retry_After="1000")],
+            [http.refused(429, Retry_After_Ms="200"), http.said("ok")],
+        )
         async with engine_of(write, *scripts) as (engine, servers):
             await complete(engine, request())
             first, second = servers[1].asked
@@ -324,7 +328,7 @@ def test_when_all_rest_the_call_waits_for_the_first(write: Write) -> None:
 
 
 def test_when_all_rest_for_too_long_the_call_says_so_at_once(write: Write) -> None:
-    script = [refused(429, "slow down", Retry_After="1000")]
+    script = [http.refused(429, "slow down", Retry_After="1000")]
     message, asked = failure(CallTimeout, write, script, script)
     assert asked == [1, 1]
     assert "within 8 s" in message
@@ -333,7 +337,7 @@ def test_when_all_rest_for_too_long_the_call_says_so_at_once(write: Write) -> No
 
 def test_who_waits_for_room_is_not_sent_to_an_endpoint_that_just_asked_for_a_pause(write: Write) -> None:
     async def main() -> None:
-        script = [refused(429, Retry_After="1000"), said("ok")]
+        script = [http.refused(429, Retry_After="1000"), http.said("ok")]
         async with engine_of(write, script, fields=[{"concurrency": 1}]) as (engine, (server,)):
             calls = [complete(engine, request()) for _ in range(2)]
             for ended in await asyncio.gather(*calls, return_exceptions=True):
@@ -346,7 +350,7 @@ def test_who_waits_for_room_is_not_sent_to_an_endpoint_that_just_asked_for_a_pau
 def test_an_endpoint_whose_limit_is_used_up_pauses_until_the_reset(write: Write) -> None:
     async def main() -> float:
         spent = {"X_RateLimit_Remaining_Requests": "0", "X_RateLimit_Reset_Requests": "200ms"}
-        async with engine_of(write, [said("ok", **spent), said("ok")]) as (engine, (server,)):
+        async with engine_of(write, [http.said("ok", **spent), http.said("ok")]) as (engine, (server,)):
             for _ in range(2):
                 await complete(engine, request())
             return server.asked[1].at_s - server.asked[0].at_s
@@ -356,14 +360,14 @@ def test_an_endpoint_whose_limit_is_used_up_pauses_until_the_reset(write: Write)
 
 def test_meanwhile_the_other_endpoint_is_asked(write: Write) -> None:
     spent = {"X_RateLimit_Remaining_Tokens": "0", "X_RateLimit_Reset_Tokens": "6m0s"}
-    scripts = [said("a", **spent)], [said("b")]
+    scripts = [http.said("a", **spent)], [http.said("b")]
     assert texts(write, *scripts, calls=4) == (["a", "b", "b", "b"], [1, 3])
 
 
 def test_an_endpoint_has_no_more_requests_at_once_than_it_may(write: Write) -> None:
     async def main() -> list[int]:
         fields = [{"concurrency": 2}, {"concurrency": 3}]
-        async with engine_of(write, [said("ok")], [said("ok")], fields=fields) as (engine, servers):
+        async with engine_of(write, [http.said("ok")], [http.said("ok")], fields=fields) as (engine, servers):
             answers = await asyncio.gather(*(complete(engine, request()) for _ in range(20)))
             assert len(answers) == 20
             return [server.most_at_once for server in servers]
@@ -375,7 +379,7 @@ def test_an_endpoint_has_no_more_requests_at_once_than_it_may(write: Write) -> N
 
 def test_no_room_within_the_deadline_is_told(write: Write) -> None:
     async def main() -> str:
-        async with engine_of(write, [hanging], fields=[{"concurrency": 1}]) as (engine, _):
+        async with engine_of(write, [http.hanging], fields=[{"concurrency": 1}]) as (engine, _):
             first = asyncio.create_task(complete(engine, request()))
             await asyncio.sleep(0)
             with pytest.raises(CallTimeout) as caught:
@@ -391,20 +395,20 @@ def test_no_room_within_the_deadline_is_told(write: Write) -> None:
 
 
 def test_after_the_first_token_no_other_endpoint_is_asked(write: Write) -> None:
-    assert failure(EngineError, write, [breaking], [said("ok")])[1] == [1, 0]
+    assert failure(EngineError, write, [breaking], [http.said("ok")])[1] == [1, 0]
 
 
 def logged(text: str, *logprobs: float) -> bytes:
     tokens = [{"token": "t", "logprob": one, "bytes": None, "top_logprobs": []} for one in logprobs]
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, "logprobs": {"content": tokens}}
-    return event(choices=[choice])
+    return http.event(choices=[choice])
 
 
 def test_an_endpoint_that_can_continues_what_broke_off(write: Write) -> None:
     async def main() -> None:
         scripts = (
-            [streamed(logged("one two ", -1.0, -2.0))],
-            [streamed(logged(" three", -3.0), delta(finish="stop"), USAGE, DONE)],
+            [http.streamed(logged("one two ", -1.0, -2.0))],
+            [http.streamed(logged(" three", -3.0), http.delta(finish="stop"), http.USAGE, http.DONE)],
         )
         async with engine_of(write, *scripts, fields=[VLLM, VLLM]) as (engine, servers):
             heard: list[str] = []
@@ -422,16 +426,16 @@ def test_an_endpoint_that_can_continues_what_broke_off(write: Write) -> None:
 
 
 def test_a_lone_endpoint_continues_its_own_answer(write: Write) -> None:
-    assert texts(write, [breaking, said("whole")], fields=[VLLM]) == (["half whole"], [2])
+    assert texts(write, [breaking, http.said("whole")], fields=[VLLM]) == (["half whole"], [2])
 
 
 def test_only_those_that_can_are_asked_to_continue(write: Write) -> None:
-    scripts = [breaking, said("whole")], [said("no")]
+    scripts = [breaking, http.said("whole")], [http.said("no")]
     assert texts(write, *scripts, fields=[VLLM, {}]) == (["half whole"], [2, 0])
 
 
 def test_a_server_that_will_not_continue_leaves_the_first_failure(write: Write) -> None:
-    script = [breaking, refused(400, "unknown field continue_final_message")]
+    script = [breaking, http.refused(400, "unknown field continue_final_message")]
     message, asked = failure(EngineError, write, script, fields=[VLLM])
     assert "the connection to" in message
     assert asked == [2]
@@ -439,13 +443,13 @@ def test_a_server_that_will_not_continue_leaves_the_first_failure(write: Write) 
 
 def test_an_answer_under_a_grammar_is_not_continued(write: Write) -> None:
     asked = {"output_schema": {"type": "object"}}
-    assert failure(EngineError, write, [breaking, said("{}")], fields=[VLLM], asked=asked)[1] == [1]
+    assert failure(EngineError, write, [breaking, http.said("{}")], fields=[VLLM], asked=asked)[1] == [1]
 
 
 @pytest.mark.parametrize(("kind", "text"), [("vllm", "It was good."), ("openai", "good.")])
 def test_an_agent_s_prefix_is_continued_where_the_server_can(kind: str, text: str, write: Write) -> None:
     async def main() -> str:
-        async with engine_of(write, [said("good.")], fields=[{"kind": kind}]) as (engine, _):
+        async with engine_of(write, [http.said("good.")], fields=[{"kind": kind}]) as (engine, _):
             assert continues(engine) == (kind == "vllm")
             agent = AgentPlan(prompt="Was it?", model="openai:m")
             return (await run_agent(agent, {}, engine=engine, prefix="It was ", timeout_s=5)).text
@@ -458,8 +462,8 @@ def test_a_model_that_cannot_continue_begins_anew_beside_one_that_can(
 ) -> None:
     async def main() -> str:
         async with (
-            serving(said("good.")) as other,
-            engine_of(write, [said("")], fields=[VLLM]) as (engine, _),
+            http.serving(http.said("good.")) as other,
+            engine_of(write, [http.said("")], fields=[VLLM]) as (engine, _),
         ):
             monkeypatch.setattr(engine, "_url", other.url)
             assert continues(engine)
@@ -474,8 +478,8 @@ def test_a_model_that_cannot_continue_begins_anew_beside_one_that_can(
 
 def test_logprobs_top_p_and_cached_tokens(write: Write) -> None:
     counts = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
-    reply = streamed(
-        logged("a", -0.5), logged("b", -0.25), delta(finish="stop"), event(choices=[], usage=counts)
+    reply = http.streamed(
+        logged("a", -0.5), logged("b", -0.25), http.delta(finish="stop"), http.event(choices=[], usage=counts)
     )
 
     async def main() -> None:
@@ -493,7 +497,7 @@ def test_logprobs_top_p_and_cached_tokens(write: Write) -> None:
 
 def test_what_one_endpoint_does_not_understand_the_others_are_still_asked(write: Write) -> None:
     async def main() -> list[list[bool]]:
-        scripts = [refused(400, "stream_options is unknown"), said("ok")], [said("ok")]
+        scripts = [http.refused(400, "stream_options is unknown"), http.said("ok")], [http.said("ok")]
         async with engine_of(write, *scripts) as (engine, servers):
             for _ in range(4):
                 await complete(engine, request())
@@ -508,7 +512,10 @@ def test_what_one_endpoint_does_not_understand_the_others_are_still_asked(write:
 
 def test_a_priority_goes_to_vllm_until_it_refuses_it(write: Write) -> None:
     async def main() -> list[int | None]:
-        script = [refused(400, "Got priority 5 but Priority scheduling is not enabled."), said("ok")]
+        script = [
+            http.refused(400, "Got priority 5 but Priority scheduling is not enabled."),
+            http.said("ok"),
+        ]
         async with engine_of(write, script, fields=[VLLM]) as (engine, (server,)):
             for _ in range(2):
                 await complete(engine, request(priority=5))
@@ -521,7 +528,7 @@ def test_tgi_gets_the_schema_in_its_older_form(write: Write) -> None:
     schema = {"type": "array", "items": {"type": "string"}}
 
     async def main() -> dict[str, Any]:
-        script = [refused(422, "response_format: unknown variant `json_schema`"), said("[]")]
+        script = [http.refused(422, "response_format: unknown variant `json_schema`"), http.said("[]")]
         async with engine_of(write, script, fields=[{"kind": "tgi"}]) as (engine, (server,)):
             await complete(engine, request(output_schema=schema))
             return server.asked[1].body["response_format"]

@@ -15,6 +15,7 @@ from mosaic_queues.errors import RunCancelled, RunFailed
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks import Run
 from mosaic_tasks.app import app
+from mosaic_tasks.execution.hosting import REFUSED_EXIT
 from tests.integration import stream_tools as tools
 from tests.integration.hosts import WAIT_S, Hosts, call, fan_out, hosted
 from tests.integration.stream_runs import agent, recorded, run, tool
@@ -358,6 +359,48 @@ def test_a_plain_function_does_not_keep_a_cold_shutdown_waiting(hosts: Hosts, re
     hosts.start().wait_ready()
     tools.open_gate(redis_client, "thread", 2)
     assert started.result(WAIT_S) == 1
+
+
+# -- a server that refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guest_url(redis_client: Redis, redis_url: str) -> Iterator[str]:
+    """The server, as one of its users, `guest`."""
+    redis_client.execute_command("ACL", "SETUSER", "guest", "on", ">secret", "~*", "&*", "+@all")
+    yield redis_url.replace("://", "://guest:secret@", 1)
+    redis_client.execute_command("ACL", "DELUSER", "guest")
+
+
+def test_a_worker_that_is_denied_a_right_ends_and_its_calls_run_elsewhere(
+    hosts: Hosts, redis_client: Redis, guest_url: str
+) -> None:
+    denied = hosts.start(MOSAIC_REDIS_URL=guest_url).wait_ready()
+    started = [fan_out("gated", 3, name="gated") for _ in range(2)]
+    tools.await_told(redis_client, "gated", 6)
+    redis_client.execute_command("ACL", "SETUSER", "guest", "-hmget")
+    tools.open_gate(redis_client, "gated", 6)
+    assert denied.wait() == REFUSED_EXIT
+    assert denied.log.count("worker.given_up") == 1
+    assert "forbids what is needed" in denied.log
+    tools.open_gate(redis_client, "gated", 6)
+    hosts.start().wait_ready()
+    assert [each.result(WAIT_S) for each in started] == [[0, 1, 2]] * 2
+
+
+def test_a_run_whose_transition_can_never_pass_fails_and_the_others_go_on(
+    workers: Workers, redis_client: Redis
+) -> None:
+    Hosts(workers, redis_client).start().wait_ready()
+    broken, sound = (fan_out("gated", 2, name=name) for name in ("broken", "sound"))
+    for name in ("broken", "sound"):
+        tools.await_told(redis_client, name, 2)
+    redis_client.set(f"mosaic:{{{broken.id}}}:out", "no hash")
+    tools.open_gate(redis_client, "broken", 2)
+    with pytest.raises(RunFailed, match="WRONGTYPE"):
+        broken.result(WAIT_S)
+    tools.open_gate(redis_client, "sound", 2)
+    assert sound.result(WAIT_S) == [0, 1]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -124,12 +124,17 @@ def test_what_was_rejected_is_in_its_queue_again(connection: Any, taker: Taker, 
     assert left(redis_client) == {"a": 1, "b": 0, "unacked": 0}
 
 
+def take_five(connection: Any, client: Redis) -> None:
+    """One is delivered, and four are here."""
+    publish(connection, "a", 5)
+    connection.drain_events(timeout=5)
+    assert left(client) == {"a": 0, "b": 0, "unacked": 5}
+
+
 def test_a_consumer_that_was_cancelled_gives_back_what_it_had_not_seen(
     connection: Any, taker: Taker, redis_client: Redis
 ) -> None:
-    publish(connection, "a", 5)
-    connection.drain_events(timeout=5)
-    assert left(redis_client) == {"a": 0, "b": 0, "unacked": 5}
+    take_five(connection, redis_client)
     taker.consumer.cancel()
     taker.intake.turn()
     assert left(redis_client) == {"a": 4, "b": 0, "unacked": 1}
@@ -138,8 +143,7 @@ def test_a_consumer_that_was_cancelled_gives_back_what_it_had_not_seen(
 def test_a_channel_that_closes_acknowledges_and_gives_back(
     connection: Any, taker: Taker, redis_client: Redis
 ) -> None:
-    publish(connection, "a", 5)
-    connection.drain_events(timeout=5)
+    take_five(connection, redis_client)
     (message,) = taker.got
     message.ack()
     taker.channel.close()

@@ -10,8 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from mosaic_queues.keys import Keys
-from mosaic_routing.inventory import EngineReport, conflict, engines, prometheus, publish, withdraw
-from mosaic_tasks.engines.protocol import EngineLoad
+from mosaic_routing.inventory import (
+    EngineLoad,
+    EngineReport,
+    conflict,
+    engines,
+    prometheus,
+    publish,
+    withdraw,
+)
 from tests.services import key_events
 
 KEYS = Keys("mosaic")
@@ -31,7 +38,6 @@ def test_a_load_fits_into_a_report() -> None:
     load = EngineLoad(running=3, waiting=1, slots=5, kv_use=0.5, ttft_s=0.1, prefix_hits=0.9, preempted=2)
     made = report(**msgspec.structs.asdict(load))
     assert (made.running, made.slots, made.prefix_hits, made.preempted) == (3, 5, 0.9, 2)
-    assert set(EngineLoad.__struct_fields__) <= set(EngineReport.__struct_fields__)
 
 
 @pytest.mark.integration
@@ -68,10 +74,27 @@ def test_an_engine_that_is_silent_is_gone(redis_client: Redis) -> None:
 
 @pytest.mark.integration
 def test_names_of_engines_that_are_gone_leave_the_index_and_the_index_leaves_too(redis_client: Redis) -> None:
-    publish(redis_client, report("old/1/a"), keys=KEYS)
-    publish(redis_client, report("new/1/a", at_ms=1_700_000_000_000 + 120_000), keys=KEYS)
+    redis_client.zadd("mosaic:engines", {"mosaic:engine:old/1/a:tiny": 1_700_000_000_000})
+    publish(redis_client, report("new/1/a"), keys=KEYS)
     assert redis_client.zrange("mosaic:engines", 0, -1) == [b"mosaic:engine:new/1/a:tiny"]
     assert 0 < redis_client.pttl("mosaic:engines") <= 65_000
+
+
+@pytest.mark.integration
+def test_clocks_of_machines_that_are_minutes_apart_make_nobody_forgotten(redis_client: Redis) -> None:
+    at_ms = 1_700_000_000_000
+    apart = [
+        report("behind/1/a", at_ms=at_ms - 600_000),
+        report("right/1/a"),
+        report("ahead/1/a", at_ms=at_ms + 600_000),
+    ]
+    for each in apart:
+        publish(redis_client, each, keys=KEYS)
+    assert {each.holder for each in engines(redis_client, keys=KEYS)} == {
+        "behind/1/a",
+        "right/1/a",
+        "ahead/1/a",
+    }
 
 
 @pytest.mark.integration

@@ -15,7 +15,7 @@ from redis import Redis
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
-from mosaic_queues.ledger import Ledger
+from mosaic_queues.ledger import KeyedRun, Ledger
 from mosaic_queues.transitions import Claim, Done, JoinStep, Usage
 from mosaic_tasks.definition.plan import NodePlan, Plan, link
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
@@ -241,8 +241,9 @@ def test_envelopes_come_with_the_claims_that_read_them(ledger: Ledger) -> None:
 
 
 def test_an_idempotency_key_gives_the_first_run(ledger: Ledger) -> None:
-    assert ledger.run_for_key("k", "first", keep_s=60.0) == "first"
-    assert ledger.run_for_key("k", "second", keep_s=60.0) == "first"
+    first, second = (KeyedRun(run_id, "report", "w", "i") for run_id in ("first", "second"))
+    assert ledger.run_for_key("k", first, keep_s=60.0) == first
+    assert ledger.run_for_key("k", second, keep_s=60.0) == first
 
 
 def test_events_can_be_read_on_from_any_of_them(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from celery import Celery
 from redis import Redis
 
 from mosaic_queues.connection import connect, urls_of
-from mosaic_queues.errors import NoWorker, RunCancelled, RunFailed, WaitTimeout
+from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, WaitTimeout
 from mosaic_tasks import Flow, Run, Workflow, asubmit, get_run, list_runs, submit
 from tests.integration import run_tools as tools
 from tests.services import Workers
@@ -202,6 +202,25 @@ def test_the_same_key_gives_the_same_run(worker: Workers) -> None:
     first, second = submit(workflow, key=key), submit(workflow, key=key)
     assert first.id == second.id
     assert first.result(timeout_s=30) == second.result(timeout_s=30) == 1
+
+
+def test_a_key_that_stands_for_something_else_is_refused_with_both_names(worker: Workers) -> None:
+    def doubled(name: str, **options: Any) -> Workflow:
+        node = {"tool": "tests.integration.run_tools:double", "with": {"x": "${inputs.x.b[0]}"}, **options}
+        return Workflow.from_data({"name": name, "inputs": {"x": "any"}, "nodes": {"n": node}, "output": "n"})
+
+    key, inputs = uuid.uuid4().hex, {"x": {"a": 1, "b": [2]}}
+    first = submit(doubled("one"), inputs, key=key)
+    assert submit(doubled("one"), {"x": {"b": [2], "a": 1}}, key=key, priority=7).id == first.id
+    with pytest.raises(InputError, match=f"key '{key}' stands for run {first.id} of workflow 'one'.*'two'"):
+        submit(doubled("two"), inputs, key=key)
+    with pytest.raises(
+        InputError, match=f"{first.id} of workflow 'one', and not for workflow 'one' as it is now"
+    ):
+        submit(doubled("one", retry=2), inputs, key=key)
+    with pytest.raises(InputError, match=f"{first.id} of workflow 'one' with other inputs than these"):
+        submit(doubled("one"), {"x": {"a": 1, "b": [3]}}, key=key)
+    assert first.result(timeout_s=30) == 4
 
 
 def test_the_async_twins_do_not_block_their_loop(worker: Workers) -> None:

@@ -112,6 +112,24 @@ def test_a_producer_ends_once() -> None:
 
 
 @keeps_publisher
+def test_a_reader_is_woken_by_the_flush_itself(monkeypatch: pytest.MonkeyPatch, redis_client: Redis) -> None:
+    """No trip of its own is made for the message."""
+    producer = Producer()
+    publication = producer.publication(producer.claim())
+    monkeypatch.setattr(producer.process.outbox, "publish", refuse)
+    for items in ([1], [2]):
+        publication.items(items)
+        publication.flush()
+    messages = redis_client.lrange("mosaic.cpu", 0, -1)
+    tasks = sorted(json.loads(message)["headers"]["task"] for message in messages)
+    assert tasks == ["mosaic.call", "mosaic.consume"]
+
+
+def refuse(*_arguments: Any, **_options: Any) -> None:
+    raise AssertionError("published apart")
+
+
+@keeps_publisher
 def test_what_a_producer_says_after_its_end_is_refused() -> None:
     producer = Producer()
     claim = producer.claim()

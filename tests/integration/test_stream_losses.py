@@ -16,6 +16,7 @@ from mosaic_tasks.definition.plan import Batch
 from mosaic_tasks.execution.consuming import Applied, Folding, Mailbox, Stores
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.prepared import CallId
+from mosaic_tasks.execution.publishing import Publication
 from tests.integration.stream_runs import agent, tool
 from tests.integration.test_stream_faults import Producer, keeps_publisher
 from tests.services import READY_S
@@ -115,17 +116,22 @@ class Extract(Producer):
     }
     output = "seen"
 
+    def loses_the_part(self, client: Redis, text: str) -> tuple[Claim, Publication]:
+        """A claim and its publication, of which the server has lost the text and the part that is waited for."""
+        claim = self.claim()
+        publication, before = self.publication(claim), Snapshot(client, self)
+        publication.text(text)
+        publication.flush()
+        publication.field(("revenue",), 12)
+        publication.flush()
+        before.restore()
+        return claim, publication
+
 
 @keeps_publisher
 def test_a_part_of_the_output_is_announced_again_with_the_chunks(redis_client: Redis) -> None:
     producer = Extract()
-    publication = producer.publication(producer.claim())
-    before = Snapshot(redis_client, producer)
-    publication.text('{"revenue": 12')
-    publication.flush()
-    publication.field(("revenue",), 12)
-    publication.flush()
-    before.restore()
+    _, publication = producer.loses_the_part(redis_client, '{"revenue": 12')
     publication.text("}")
     publication.flush()
     assert said(producer, kind="text") == '{"revenue": 12}'
@@ -136,12 +142,7 @@ def test_a_part_of_the_output_is_announced_again_with_the_chunks(redis_client: R
 def test_a_part_that_was_announced_is_announced_again_at_the_end(redis_client: Redis) -> None:
     """Where nothing follows that tells of the loss."""
     producer = Extract()
-    claim = producer.claim()
-    publication = producer.publication(claim)
-    before = Snapshot(redis_client, producer)
-    publication.field(("revenue",), 12)
-    publication.flush()
-    before.restore()
+    claim, publication = producer.loses_the_part(redis_client, "")
     ending = Endings(producer.process, producer.run.id, producer.plan).of_value(
         CallId("0"), {"revenue": 12}, publication
     )

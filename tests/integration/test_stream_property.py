@@ -176,6 +176,9 @@ class Process:
     def publish(self, run_id: str, plan: PreparedPlan, groups: Any) -> None:
         """Messages are not needed: calls are delivered in any order, and more than once."""
 
+    def stencil(self, run_id: str, plan: PreparedPlan, call: str) -> None:
+        """Nor are letters."""
+
 
 class NoPublisher:
     """Nothing is flushed in the background."""

@@ -80,7 +80,9 @@ def barrier() -> Workflow:
         work={"edges": {"assignments": "final"}},
         briefs={"edges": {"work": closed}},
         sections={"edges": {"briefs": "final"}},
-        document={"edges": dict.fromkeys(("front", "overview", "body", "sections"), closed)},
+        drafts={"edges": dict.fromkeys(("briefs", "sections"), closed)},
+        edited={"edges": {"drafts": "final"}},
+        document={"edges": dict.fromkeys(("front", "overview", "body", "sections", "edited"), closed)},
     )
 
 
@@ -106,11 +108,11 @@ def test_sections_and_the_report_begin_while_commits_load(
     with started.stream("document") as text:
         first = next(iter(text))
     assert first.value.startswith("# Weekly report: shop\n")
-    done = calls_done(started, "work", "sections")
-    assert next(node for node, _ in done if node == "sections")
+    done = calls_done(started, "work", "sections", "edited")
+    assert next(node for node, _ in done if node == "edited")
     open_gate(redis_client, "last")
     later = {node for node, call in done if call.partition(".")[2].isdecimal()}
-    assert later == {"work", "sections"}
+    assert later == {"work", "sections", "edited"}
     assert started.result(GATE_S)["people"][0] == "Author Most"
 
 
@@ -120,6 +122,7 @@ def test_the_report_is_that_of_a_run_without_streams(worker: Workers, repo: Repo
     streamed, waited = run(workflow(), repo, **until), run(barrier(), repo, **until)
     report = streamed.result(GATE_S)
     assert report["markdown"] == streamed.node_output("document")
+    assert streamed.node_output("edited") == streamed.node_output("sections")
     assert report == waited.result(GATE_S)
     for part in (
         "15 people made 25 commits and 1 merge",
@@ -169,6 +172,16 @@ def test_from_repository_and_tickets_to_the_whole_report(worker: Workers, repo: 
     assert "<script" not in report["markdown"] + report["html"]
     assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in report["html"]
     assert report["title"] == "The week"
+
+
+def test_where_the_editor_fails_the_sections_stand_as_they_were_written(worker: Workers, repo: Repo) -> None:
+    for number, author in enumerate(("Author One <one@example.org>", "Author Two <two@example.org>")):
+        repo.commit(f"Change {number}", {f"src/f{number}.py": "1\n" * 40}, author=author)
+    broken = workflow(edited={"agent": {"prompt": "{{ draft.nothing.at_all }}"}, "retry": 1})
+    plain, unedited = run(workflow(), repo), run(broken, repo)
+    report = unedited.result(GATE_S)
+    assert unedited.node_output("edited") == [None, None]
+    assert report["markdown"] == plain.result(GATE_S)["markdown"]
 
 
 def test_the_workflow_of_a_repository_without_commits_ends_with_a_report(worker: Workers, repo: Repo) -> None:

@@ -29,7 +29,7 @@ def test_a_line_is_written_whole_however_little_is_taken_at_once(
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
-    with opened(tmp_path / "out.jsonl") as results:
+    with opened(tmp_path / "out.jsonl", mark="k") as results:
         results.append(result(1))
     written = json.loads((tmp_path / "out.jsonl").read_text("utf-8"))
     assert written == {"line": 1, "run": "r1", "status": "done", "output": {"text": "é"}, "key": "k1"}
@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "write", full)
     with (
-        opened(tmp_path / "out.jsonl") as results,
+        opened(tmp_path / "out.jsonl", mark="k") as results,
         pytest.raises(InputError, match=r"cannot write the results to '.*out\.jsonl': No space left"),
     ):
         results.append(result(1))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from virtual_clock import run
 
 from mosaic_queues.errors import CallTimeout, EngineError, EngineOverloaded
-from mosaic_tasks.engines.batching import BatchingEngine, Pace, Window, gathers_s
+from mosaic_tasks.engines.batching import BatchingEngine, GatherWindow, Pace, gathers_s
 from mosaic_tasks.engines.protocol import Completion, EngineRequest, Message, Usage, complete
 
-WINDOW = Window(max_size=4, max_wait_s=0.05)
+WINDOW = GatherWindow(max_size=4, max_wait_s=0.05)
 TOOK_S = 1.0
 
 

@@ -249,6 +249,24 @@ def test_the_bound_is_the_critical_path_with_overlap(bound: ModuleType) -> None:
     assert bound.bound_s([draft, bound.tool("slow", 9.0, after=[("draft", "One.")])]) == 10.0
 
 
+def test_a_line_of_few_places_is_done_when_all_its_work_and_the_least_after_it_is(bound: ModuleType) -> None:
+    read = [bound.tool(f"read{number}", 1.0, line="reading") for number in range(4)]
+    written = [
+        bound.tool(f"written{number}", 3.0, after=[(f"read{number}", "")], line="writing")
+        for number in range(4)
+    ]
+    assert bound.bound_s([*read, *written]) == 4.0
+    assert bound.bound_s([*read, *written], {"writing": 2}) == 1.0 + 4 * 3.0 / 2
+    assert bound.bound_s([*read, *written], {"reading": 1, "writing": 8}) == 4 * 1.0 + 3.0
+    assert bound.bound_s([*read, bound.tool("told", 0.0)], {"reading": 2, "nobody": 1}) == 2.0
+
+
+def test_what_follows_the_beginning_of_an_answer_counts_from_there(bound: ModuleType) -> None:
+    draft = bound.Step("draft", [(1.0, "One. "), (3.0, "Two.")], line="writing")
+    first = bound.tool("first", 5.0, after=[("draft", "One.")])
+    assert bound.bound_s([draft, first], {"writing": 1}) == 1.0 + 5.0
+
+
 def test_an_agent_is_asked_about_a_batch_when_it_has_come_and_the_one_before_is_answered(
     bound: ModuleType,
 ) -> None:
@@ -347,6 +365,15 @@ def test_the_made_repository_has_as_many_commits_of_each_author(
     assert [line.split()[0] for line in told.splitlines()] == ["3"] * scenarios.AUTHORS
 
 
+def test_the_weekly_report_has_a_queue_for_each_node_of_few_places(scenarios: ModuleType) -> None:
+    workflow = Workflow.from_file(scenarios.EXAMPLES / "weekly_report" / "workflow.yaml")
+    plan = compile_workflow(scenarios.deployed(workflow))
+    own = {node.name: node.queue for node in plan.nodes if node.queue.startswith("bench.")}
+    assert own.keys() == scenarios.PLACES.keys()
+    assert len(set(own.values())) == len(own)
+    assert {node.name for node in plan.nodes if node.agent is not None} <= own.keys()
+
+
 def compared(streaming: ModuleType, *, bound_s: float, stream: float, barrier: float, first: float) -> object:
     spreads = (streaming.Spread((value,)) for value in (stream, barrier, first, barrier))
     return streaming.Compared(bound_s, *spreads)
@@ -422,7 +449,7 @@ def test_every_target_of_inference_is_a_figure(inference: ModuleType) -> None:
     figures = {
         **inference.request_figures({}),
         **inference.nothing_figures({"threads": rate, "awaited": rate, "batched": rate}),
-        **inference.soak_figures({}),
+        **inference.soak_figures({}, settle=0),
     }
     assert {target.figure for target in inference.TARGETS} <= figures.keys()
 
@@ -474,10 +501,20 @@ def test_engine_arguments_are_given_to_the_server_too(
     assert inference.flag(name, value) == words
 
 
-def test_the_slope_of_memory_is_that_after_what_is_made_at_first(inference: ModuleType) -> None:
-    samples = [(250, 10_000.0), (1000, 50_000.0), (1500, 50_010.0), (2000, 50_020.0)]
-    assert inference.slope(samples) == pytest.approx(20.0)
-    assert inference.slope(samples[:2]) is None
-    figures = inference.soak_figures({"fanned": samples})
+def test_the_slope_of_memory_is_that_after_what_fills_at_first(inference: ModuleType) -> None:
+    filling = [(call, float(call)) for call in range(250, 1001, 250)]
+    samples = [*filling, *((call, 1000.0 + call * 0.02) for call in range(1250, 3001, 250))]
+    figures = inference.soak_figures({"fanned": samples, "fanned_core": filling}, settle=1000)
     assert figures["memory_slope_kb_per_1000_calls"] == pytest.approx(20.0)
-    assert figures["memory_slope_kb_per_1000_calls_bare_core"] is None
+    assert figures["memory_slope_kb_per_1000_calls_interval"] == pytest.approx(0.0, abs=1e-6)
+    for name in ("added", "bare", "bare_core", "fanned_core"):
+        assert figures[f"memory_slope_kb_per_1000_calls_{name}"] is None
+
+
+def test_a_slope_has_the_interval_of_its_regression(inference: ModuleType) -> None:
+    # The standard error by hand: residuals (-1, 2, -1) / 3, squares of the calls' distances 2.
+    slope = inference.Slope.of([(0, 0.0), (1, 2.0), (2, 2.0)])
+    assert slope.kb == pytest.approx(1000.0)
+    assert slope.interval_kb == pytest.approx(2100.0 * (2 / 3 / 1 / 2) ** 0.5)
+    above = slope.above(inference.Slope(400.0, 100.0))
+    assert (above.kb, above.interval_kb) == pytest.approx((600.0, (slope.interval_kb**2 + 1e4) ** 0.5))

@@ -28,6 +28,8 @@ from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
 from mosaic_tasks.cli.output import to_json
 from mosaic_tasks.cli.running import read_inputs
 from mosaic_tasks.definition.workflow import Workflow
+from mosaic_tasks.engines.registry import meant_engine
+from mosaic_tasks.engines.vllm import gpus
 from mosaic_tasks.inspection.progress import Progress, project
 from mosaic_tasks.inspection.telling import event_line
 
@@ -120,6 +122,54 @@ def test_a_right_file_is_told_with_its_size(small: Path) -> None:
     assert (answer.exit_code, "right: workflow 'small', 2 nodes" in answer.stdout) == (0, True)
     told = json.loads(mosaic("validate", str(small), "--json").stdout)
     assert (told["nodes"], told["output"]) == (["first", "last"], "last")
+
+
+MODELS = """
+name: small
+nodes:
+  first: {agent: {prompt: Hello}}
+  last: {agent: {prompt: "{{ first }}", model: "vlm:tiny"}}
+output: last
+"""
+
+
+def test_a_file_is_checked_for_the_model_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(MODELS)
+    monkeypatch.setenv("MOSAIC_MODEL", "vllm:big")
+    answer = mosaic("validate", str(path))
+    assert (answer.exit_code, "for the queues mosaic.api.vlm, mosaic.gpu.big" in answer.stdout) == (0, True)
+    told = "node 'last': no engine is called 'vlm' (model 'vlm:tiny'); did you mean 'vllm'?"
+    assert answer.stderr == f"{path}: warning: {told}\n"
+    assert json.loads(mosaic("validate", str(path), "--json").stdout)["warnings"] == [told]
+    assert {node["queue"] for node in json.loads(mosaic("graph", str(path), "--json").stdout)["nodes"]} == {
+        "mosaic.api.vlm",
+        "mosaic.gpu.big",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("vlm:a", "vllm"),
+        ("opnai:a", "openai"),
+        ("replai:a", "replay"),
+        ("vllm:a", None),
+        ("anthropic:a", None),
+    ],
+)
+def test_a_misspelt_engine_is_noticed(model: str, meant: str | None) -> None:
+    assert meant_engine(model) == meant
+
+
+def test_an_engine_that_is_called_like_an_endpoint_is_not_taken_for_misspelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endpoints.yaml").write_text('vlm: [{url: "http://localhost:1/v1"}]')
+    monkeypatch.setenv("MOSAIC_ENDPOINTS", str(tmp_path / "endpoints.yaml"))
+    assert meant_engine("vlm:a") is None
 
 
 @pytest.mark.parametrize("text", ["name: [", "name: x", "- 1", "", SMALL.replace("${first}", "${frist}")])
@@ -273,10 +323,78 @@ def test_the_worker_is_celerys_with_task_events() -> None:
         (None, ["mosaic.cpu"]),
         ("extractive", ["mosaic.cpu"]),
         ("openai:m", ["mosaic.cpu", "mosaic.api.openai"]),
+        ("vllm:tiny", ["mosaic.cpu"]),
     ],
 )
 def test_a_worker_serves_by_default_what_a_first_run_needs(model: str | None, queues: list[str]) -> None:
     assert working.default_queues(model) == queues
+
+
+@pytest.mark.parametrize("queue", ["mosaic.gpu.tiny", "mosaic.h100.tiny", "mosaic.cpu.tiny"])
+def test_a_worker_that_would_not_host_what_it_serves_is_refused_with_the_one_that_does(queue: str) -> None:
+    answer = mosaic("worker", "--queues", f"mosaic.cpu,{queue}")
+    assert answer.exit_code == ExitCode.USAGE
+    assert (
+        f"this worker would not host the model of {queue!r}; start instead: mosaic worker --gpu"
+        in answer.stderr
+    )
+    assert "--model SPEC (the model with the alias 'tiny')" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--gpu", "H100"],
+            "'H100' is no GPU class; write one in small letters, digits and '-', such as h100",
+        ),
+        (["--gpu", "h100"], "--gpu: it is for a worker that hosts a model; name that too: --model SPEC"),
+        (["--engine-option", "a=1"], "--engine-option: it is for a worker that hosts a model"),
+        (["--gpu", "h100", "--model", "m"], "--gpu: no NVIDIA GPU here: it is on holiday; to compute on the"),
+    ],
+)
+def test_a_gpu_that_cannot_be_is_told(words: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "why_none", lambda: "it is on holiday")
+    answer = mosaic("worker", *words)
+    assert (answer.exit_code, told in answer.stderr) == (ExitCode.USAGE, True), answer.stderr
+
+
+def test_a_machine_without_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "_NVML", "libno-such-driver.so.1")
+    monkeypatch.setattr(gpus, "_AMD", tmp_path / "kfd")
+    assert gpus.why_none() == "its driver is not installed (libno-such-driver.so.1)"
+    (tmp_path / "kfd").touch()
+    assert gpus.why_none() == ""
+
+
+@pytest.mark.parametrize(
+    ("failed", "count", "told"), [(0, 2, ""), (0, 0, "finds none"), (9, 0, "NVML error 9")]
+)
+def test_a_driver_says_whether_there_is_a_gpu(
+    failed: int, count: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver:
+        def __init__(self, _name: str) -> None: ...
+
+        def nvmlInit_v2(self) -> int:
+            return failed
+
+        def nvmlDeviceGetCount_v2(self, found: Any) -> None:
+            found._obj.value = count
+
+        def nvmlShutdown(self) -> None: ...
+
+    monkeypatch.setattr(gpus.ctypes, "CDLL", Driver)
+    assert told in gpus.why_none()
+    assert bool(told) == bool(gpus.why_none())
+
+
+@pytest.mark.parametrize("command", ["run", "batch"])
+@pytest.mark.parametrize("value", ["10", "-1", "high"])
+def test_what_is_no_priority_is_told(command: str, value: str, small: Path) -> None:
+    answer = mosaic(command, str(small), f"--priority={value}")
+    assert answer.exit_code == ExitCode.USAGE
+    assert "is no priority; give a whole number from 0, the most urgent, to 9" in answer.stderr
 
 
 # -- doctor ------------------------------------------------------------------------------------------------
@@ -377,6 +495,24 @@ def test_workers_whose_models_share_a_queue_are_named() -> None:
     assert all(f"h/{name}" in wrong[1].text for name in ("1/a", "2/b", "4/d"))
     assert "h/3/c" not in wrong[1].text
     assert checks.check_engines([])[0].level == "ok"
+
+
+def test_a_worker_that_does_not_host_what_it_serves_is_named() -> None:
+    queues = ("mosaic.cpu", "mosaic.gpu.tiny", "mosaic.cpu.tiny")
+    host, other = (
+        LiveProcess(name=f"h/{pid}/a", host="h", pid=pid, started_ms=0, queues=queues, slots=1)
+        for pid in (1, 2)
+    )
+    assert checks.check_hosting([host], [engine("h/1/a", "tiny")]) == []
+    [wrong] = checks.check_hosting([host, other], [engine("h/1/a", "tiny")])
+    assert (wrong.level, wrong.text.partition(" and hosts")[0]) == (
+        "fail",
+        "the worker h/2 serves 'mosaic.gpu.tiny' and 'mosaic.cpu.tiny'",
+    )
+    assert (
+        "start instead: mosaic worker --gpu CLASS --model SPEC (the model with the alias 'tiny')"
+        in wrong.advice
+    )
 
 
 def test_workers_are_counted() -> None:

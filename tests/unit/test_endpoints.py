@@ -15,8 +15,8 @@ from mosaic_tasks.engines.dialects import Dialect, Seam, arguments, simpler, uns
 from mosaic_tasks.engines.endpoints import (
     AllRest,
     Endpoint,
-    Group,
-    Standing,
+    EndpointGroup,
+    EndpointStanding,
     choose,
     load_endpoints,
     note_failure,
@@ -235,11 +235,13 @@ def test_no_pause_is_believed_beyond_an_hour(pause: str) -> None:
 # Who is asked
 
 
-def standings(**endpoints: dict[str, Any]) -> list[Standing]:
-    return [Standing(Endpoint(url=f"http://{name}/v1", **options)) for name, options in endpoints.items()]
+def standings(**endpoints: dict[str, Any]) -> list[EndpointStanding]:
+    return [
+        EndpointStanding(Endpoint(url=f"http://{name}/v1", **options)) for name, options in endpoints.items()
+    ]
 
 
-def takes(able: list[Standing], count: int) -> str:
+def takes(able: list[EndpointStanding], count: int) -> str:
     """The hosts that so many requests without an end go to."""
     hosts = []
     for _ in range(count):
@@ -277,7 +279,7 @@ def test_what_rests_or_is_full_or_refuses_is_passed_over() -> None:
     assert choose(able, now=1.0) is not None
 
 
-def failed(standing: Standing, *, now: float, began: float) -> None:
+def failed(standing: EndpointStanding, *, now: float, began: float) -> None:
     note_failure(standing, now=now, began=began, reason="it failed", pause_s=lambda failures: 2.0**failures)
 
 
@@ -314,7 +316,7 @@ def now() -> float:
     return round(asyncio.get_running_loop().time(), 6)
 
 
-async def place(group: Group[Standing], **options: Any) -> tuple[float, str]:
+async def place(group: EndpointGroup[EndpointStanding], **options: Any) -> tuple[float, str]:
     given = {"deadline": FOREVER, "longest_s": FOREVER, **options}
     taken = await group.take(**given)
     return now(), taken.endpoint.server
@@ -322,7 +324,7 @@ async def place(group: Group[Standing], **options: Any) -> tuple[float, str]:
 
 def test_a_place_that_is_given_back_goes_to_who_waits_longest() -> None:
     async def main() -> list[tuple[float, str]]:
-        group = Group(standings(a={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}))
         await place(group)
         waiting = [asyncio.create_task(place(group)) for _ in range(3)]
         await asyncio.sleep(1)
@@ -342,7 +344,7 @@ def test_a_place_that_is_given_back_goes_to_who_waits_longest() -> None:
 
 def test_one_that_is_cancelled_with_its_place_in_hand_hands_it_on() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}))
         await place(group)
         first, second = (asyncio.create_task(place(group)) for _ in range(2))
         await asyncio.sleep(1)
@@ -356,7 +358,7 @@ def test_one_that_is_cancelled_with_its_place_in_hand_hands_it_on() -> None:
 
 def test_no_room_before_the_deadline_is_a_timeout() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}))
         await place(group)
         with pytest.raises(TimeoutError):
             await place(group, deadline=3.0)
@@ -367,7 +369,7 @@ def test_no_room_before_the_deadline_is_a_timeout() -> None:
 
 def test_when_all_rest_it_waits_for_the_first() -> None:
     async def main() -> None:
-        group = Group(standings(a={}, b={}))
+        group = EndpointGroup(standings(a={}, b={}))
         for one, until in zip(group.standings, (9.0, 4.0), strict=True):
             rest(one, now=0.0, until=until, reason="it fell over")
         assert await place(group, deadline=5.0) == (4.0, "b")
@@ -377,7 +379,7 @@ def test_when_all_rest_it_waits_for_the_first() -> None:
 
 def test_those_who_waited_for_a_rest_come_back_spread() -> None:
     async def main() -> None:
-        group = Group(standings(a={}))
+        group = EndpointGroup(standings(a={}))
         rest(group.standings[0], now=0.0, until=4.0, reason="it fell over")
         times = [time for time, _ in await asyncio.gather(*(place(group, spread_s=2.0) for _ in range(20)))]
         assert all(4.0 <= time <= 6.0 for time in times)
@@ -388,7 +390,7 @@ def test_those_who_waited_for_a_rest_come_back_spread() -> None:
 
 def test_one_that_rests_is_taken_when_the_others_stay_full() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}, b={}))
+        group = EndpointGroup(standings(a={"concurrency": 1}, b={}))
         rest(group.standings[1], now=0.0, until=4.0, reason="it fell over")
         assert await place(group) == (0.0, "a")
         assert await place(group) == (4.0, "b")
@@ -398,7 +400,7 @@ def test_one_that_rests_is_taken_when_the_others_stay_full() -> None:
 
 def test_those_who_wait_for_room_learn_of_a_rest_that_began_meanwhile() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}))
         (one,) = group.standings
         await place(group)
         patient, late, cancelled = (
@@ -421,7 +423,7 @@ def test_those_who_wait_for_room_learn_of_a_rest_that_began_meanwhile() -> None:
 
 def test_a_rest_is_learnt_of_also_when_another_endpoint_goes_to_who_waits_longest() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}, b={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}, b={"concurrency": 1}))
         first, second = group.standings
         rest(second, now=0.0, until=2.0, reason="it fell over")
         await place(group)
@@ -442,7 +444,7 @@ def test_a_rest_is_learnt_of_also_when_another_endpoint_goes_to_who_waits_longes
 @pytest.mark.parametrize("bound", [{"deadline": 3.0}, {"longest_s": 3.0}])
 def test_a_rest_that_is_too_long_is_told_at_once(bound: dict[str, float]) -> None:
     async def main() -> None:
-        group = Group(standings(a={}))
+        group = EndpointGroup(standings(a={}))
         rest(group.standings[0], now=0.0, until=4.0, reason="it fell over")
         with pytest.raises(AllRest, match="it fell over; it rests for 4 s"):
             await place(group, **bound)
@@ -453,7 +455,7 @@ def test_a_rest_that_is_too_long_is_told_at_once(bound: dict[str, float]) -> Non
 
 def test_only_those_that_will_do_are_taken() -> None:
     async def main() -> None:
-        group = Group(standings(a={"concurrency": 1}, b={"concurrency": 1}))
+        group = EndpointGroup(standings(a={"concurrency": 1}, b={"concurrency": 1}))
         only_b = {"among": (group.standings[1],)}
         assert await place(group, **only_b) == (0.0, "b")
         waiting = asyncio.create_task(place(group, **only_b))

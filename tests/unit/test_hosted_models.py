@@ -29,6 +29,7 @@ class Engine:
 
     on_start: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
     load_now: ClassVar[EngineLoad] = EngineLoad(slots=5)
+    ready, state, phase = False, "loading", "loading weights"
 
     def __init__(self, spec: ModelSpec, *, on_give_up: Callable[[str], None]) -> None:
         self.spec, self.on_give_up = spec, on_give_up
@@ -37,6 +38,7 @@ class Engine:
         await asyncio.sleep(0)
         if (more := self.on_start()) is not None:
             await more
+        self.ready, self.state = True, "ready"
 
     def load(self) -> EngineLoad:
         asyncio.get_running_loop()  # what it is read from changes on the loop
@@ -48,11 +50,13 @@ class Inventory:
 
     def __init__(self) -> None:
         self.reports: dict[tuple[str, str], EngineReport] = {}
+        self.states: list[tuple[str, str]] = []
         self.published = 0
         self.enough = threading.Event()
 
     def publish(self, _client: Any, report: EngineReport) -> None:
         self.reports[report.holder, report.model] = report
+        self.states.append((report.state, report.phase))
         self.published += 1
         if self.published >= 5:
             self.enough.set()
@@ -117,6 +121,7 @@ class TestStart:
         worker.step.start(worker)
         assert inventory.enough.is_set()
         assert {model for _, model in inventory.reports} == {"tiny", "other"}
+        assert inventory.states[0] == ("loading", "loading weights")
         worker.step.stop(worker)
         before = inventory.published
         inventory.enough.clear()
@@ -187,6 +192,14 @@ class TestRunning:
             SimpleNamespace(holder="here"), spec(), gpu_class="cpu"
         ).supervisor.on_give_up("it died 4 times")
         assert worker_state.should_stop == GAVE_UP
+
+    def test_an_engine_that_has_started_is_reported_as_ready(
+        self, loop: asyncio.AbstractEventLoop, inventory: Inventory
+    ) -> None:
+        worker = Worker(loop, spec())
+        worker.step.start(worker)
+        assert inventory.enough.wait(WAIT_S)
+        assert inventory.states[-1] == ("ready", "")
 
     def test_reports_that_fail_end_the_worker(
         self, loop: asyncio.AbstractEventLoop, inventory: Inventory, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_queues.errors import CallRevoked, ClaimLost
-from mosaic_queues.transitions import Advance, Claim
+from mosaic_queues.transitions import EPOCH, Advance, Claim
 from mosaic_tasks import Workflow
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Ticket, by_queue
@@ -347,3 +347,17 @@ def test_a_silence_lasts_as_long_as_somebody_listened(times: list[float], length
     assert silence.lasts(now) == pytest.approx(length_s)
     silence.end()
     assert silence.lasts(now) == 0.0
+
+
+def test_a_call_of_an_earlier_epoch_takes_back_what_it_said_all_the_same(held: Held) -> None:
+    a, other = number(held, "a"), number(held, "d")
+    held.message("m", a)
+    (claim,) = held.step()
+    before, abandoned = held.run.execution, list[str]()
+    publication: Any = SimpleNamespace(abandon=lambda: abandoned.append(claim.call))
+    before._publications[claim] = publication
+    held.run.take(Advance([], [Claim(other, EPOCH + 1, 0, 0)], [], False))
+    assert held.run.execution is not before
+    held.run.execution.abandon(claim)
+    assert abandoned == [a]
+    held.run.close()

@@ -21,13 +21,18 @@ from mosaic_queues.errors import CallTimeout, ConfigurationError, EngineRefused
 from mosaic_tasks.engines.extractive import ExtractiveEngine
 from mosaic_tasks.engines.protocol import EngineLoad
 from mosaic_tasks.engines.registry import close_engines, engine_for, host, model_name
-from mosaic_tasks.engines.vllm.arguments import engine_arguments, hub_variables, prepare_environment
-from mosaic_tasks.engines.vllm.engine import VLLMEngine
+from mosaic_tasks.engines.vllm.arguments import (
+    core_variables,
+    engine_arguments,
+    prepare_environment,
+    tracker_variables,
+)
+from mosaic_tasks.engines.vllm.engine import VLLMEngine, _installation
+from mosaic_tasks.engines.vllm.fitting import planned
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
 from mosaic_tasks.engines.vllm.journal import Journal
 from mosaic_tasks.engines.vllm.meter import WINDOW_S, Meter, expected_tokens, free_slots
 from mosaic_tasks.engines.vllm.orphans import Guard
-from mosaic_tasks.engines.vllm.room import planned
 from mosaic_tasks.engines.vllm.spec import ModelSpec, check_options, option
 from mosaic_tasks.engines.vllm.supervisor import Supervision, Supervisor, pause_s
 
@@ -236,6 +241,7 @@ class TestArguments:
             "tensor_parallel_size": 1,
             "scheduling_policy": "priority",
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
 
     def test_a_processor_without_gpu_needs_more(self) -> None:
@@ -288,10 +294,31 @@ class TestArguments:
         self, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        assert hub_variables(ModelSpec(model=str(model))) == {"HF_HUB_OFFLINE": "1"}
-        assert hub_variables(ModelSpec(model="team/small")) == {}
+        assert core_variables(ModelSpec(model=str(model)))["HF_HUB_OFFLINE"] == "1"
+        assert "HF_HUB_OFFLINE" not in core_variables(ModelSpec(model="team/small"))
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        assert hub_variables(ModelSpec(model=str(model))) == {}
+        assert "HF_HUB_OFFLINE" not in core_variables(ModelSpec(model=str(model)))
+
+    def test_what_only_python_and_torch_say_of_themselves_is_not_logged_unless_it_was_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        quiet = {"PYTHONWARNINGS": "ignore", "TORCH_LOGS": "-all", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        for name in quiet:
+            monkeypatch.delenv(name, raising=False)
+        assert core_variables(ModelSpec(model="team/small")) == quiet
+        assert tracker_variables() == {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
+        for name in quiet:
+            monkeypatch.setenv(name, "default")
+        assert core_variables(ModelSpec(model="team/small")) == {}
+        assert tracker_variables() == {"PYTHONWARNINGS": "default,ignore:resource_tracker:UserWarning"}
+
+
+def test_what_is_missing_is_installed_by_pip_or_in_a_clone_by_make(tmp_path: Path) -> None:
+    assert _installation(tmp_path) == "pip install 'mosaic-tasks[vllm]'"
+    (tmp_path / "requirements").mkdir()
+    for name in ("requirements/engine.txt", "Makefile"):
+        (tmp_path / name).touch()
+    assert _installation(tmp_path) == "make engine"
 
 
 LLAMA = {

@@ -134,6 +134,15 @@ def test_a_name_like_no_other_has_no_suggestion() -> None:
     assert did_you_mean("peple", ["people"]) == "; did you mean 'people'?"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("reties", "retry"), ("retries", "retry"), ("foreach", "for_each"), ("time_out", "timeout")],
+)
+def test_the_nearest_name_is_the_one_that_was_meant(name: str, meant: str) -> None:
+    names = ["tool", "as", "retry", "for_each", "edges", "timeout", "tags"]
+    assert did_you_mean(name, names) == f"; did you mean {meant!r}?"
+
+
 def test_a_reference_in_bindings_is_the_one_of_the_plan() -> None:
     assert encode("${n.a}", numbered) == {"$ref": [0, "a"]}
     assert Ref(0, ("a",)) == Ref(0, ("a",))

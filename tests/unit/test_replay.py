@@ -9,16 +9,16 @@ import asyncio
 import gzip
 import json
 import os
-import selectors
-from collections.abc import Coroutine
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_clock import run as run_from
 
 from mosaic_queues.errors import CallTimeout, ConfigurationError, EngineRefused
 from mosaic_tasks.definition.plan import AgentPlan
@@ -40,7 +40,6 @@ from mosaic_tasks.engines.registry import ModelName, close_engines, engine_for, 
 from mosaic_tasks.engines.replay import ReplayEngine, performance, record
 from mosaic_tasks.execution.agents import run_agent
 
-T = TypeVar("T")
 Heard = list[tuple[float, str]]
 
 ANSWERS = Path(__file__).parents[3] / "shared" / "data" / "answers" / "gsm8k-dev.jsonl.gz"
@@ -50,32 +49,11 @@ DELTAS = {"key": "a", "text": "One two three", "deltas": [[0.5, "One"], [0.75, "
 FACTS = "Write.\n\nFACTS:\n- The parser works\n- The crash was fixed on Monday\n\n- Nobody was hurt"
 
 
-class _NoWaiting(selectors.SelectSelector):
-    skipped_s = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.skipped_s += timeout or 0.0
-        return super().select(0 if timeout else timeout)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock begins at 100 and jumps to the next timer."""
-
-    def __init__(self) -> None:
-        self._skipping = _NoWaiting()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return 100.0 + self._skipping.skipped_s
+run = partial(run_from, begins_s=100.0)
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(coroutine)
 
 
 @pytest.fixture

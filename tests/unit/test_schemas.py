@@ -162,7 +162,7 @@ def test_all_that_is_wrong_with_inputs_is_told() -> None:
     with pytest.raises(InputError) as caught:
         complete_inputs(INPUTS, {"rep": ".", "days": "3"})
     message = str(caught.value)
-    assert "no input 'rep'; did you mean 'repo'?; it has: repo, days, tags" in message
+    assert "no input 'rep' (did you mean 'repo'?); it has: repo, days, tags" in message
     assert "input 'days': '3' is string, but integer is wanted" in message
     assert "input 'tags' is missing and has no default" in message
 

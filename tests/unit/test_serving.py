@@ -6,7 +6,7 @@ import pytest
 
 from mosaic_queues.errors import NoWorker
 from mosaic_routing.queues import hosting_queues, queue_for
-from mosaic_routing.serving import worker_commands
+from mosaic_routing.serving import hosted_model, unhosted, worker_commands
 from mosaic_tasks.client import no_worker
 
 HOSTING = "mosaic worker --gpu {} --model SPEC (the model with the alias 'llama-3.1-8b')"
@@ -37,3 +37,25 @@ def test_an_error_names_the_queues_and_the_command() -> None:
         "no worker serves the queue 'mosaic.h100.tiny', so run r waits; start one with: "
     )
     assert "mosaic worker --gpu h100 --model SPEC" in str(error)
+
+
+def test_an_error_names_the_hosted_model_that_was_perhaps_meant() -> None:
+    error = no_worker(["mosaic.gpu.tinny"], "r", served=["mosaic.cpu", "mosaic.gpu.tiny"])
+    assert str(error).endswith("(the model with the alias 'tinny'); did you mean 'tiny'?")
+
+
+@pytest.mark.parametrize(
+    ("queue", "model"),
+    [
+        ("mosaic.gpu.a.b", "a.b"),
+        ("mosaic.a100-80.a", "a"),
+        ("mosaic.api.openai", None),
+        ("mosaic.direct.w1@host", None),
+        ("mosaic.cpu", None),
+        ("reports", None),
+    ],
+)
+def test_the_model_of_a_queue(queue: str, model: str | None) -> None:
+    assert hosted_model(queue) == model
+    assert unhosted([queue], []) == ([queue] if model else [])
+    assert unhosted([queue], [queue]) == []

@@ -69,6 +69,13 @@ OUT = "  out: {tool: 'made_tools:anything', with: {x: '${a}'}}\n"
             "node 'out', field 'agent.prompt': no node 'peple'; did you mean 'people'?",
         ),
         (
+            "  out: {agent: {prompt: '{{ repo }}'}}",
+            "field 'agent.prompt': no node 'repo'; the input is written `{{ inputs.repo }}`",
+        ),
+        ("  out: {task: t, with: {x: '${repo}'}}", "no node 'repo'; the input is written `${inputs.repo}`"),
+        ("  out: {task: t, when: repo}", "no node 'repo'; the input is written `inputs.repo`"),
+        ("  out: {task: t, reties: 3}", "unknown key 'reties'; did you mean 'retry'?"),
+        (
             "  out:\n    agent:\n      prompt: |\n        a\n        {% if %}",
             "w.yaml:8: node 'out', field 'agent.prompt'",
         ),
@@ -185,7 +192,8 @@ def test_a_mistake_is_told(nodes: str, problem: str) -> None:
         ("name: w\nnodes: {a: {agent: {promt: x}}}\noutput: a", "did you mean 'prompt'?"),
         (
             "name: w\ninputs: {a: strng}\nnodes: {a: {task: t}}\noutput: a",
-            "no type 'strng'; did you mean 'string'?",
+            "no type 'strng'; the types are string, integer, number, boolean, array, object, null; did you mean "
+            "'string'?",
         ),
         ("name: w\ninputs: {a: 5}\nnodes: {a: {task: t}}\noutput: a", "5 is no type; write one of string,"),
         ("name: w\ninputs: {a: {type: 5}}\nnodes: {a: {task: t}}\noutput: a", "no type 5"),

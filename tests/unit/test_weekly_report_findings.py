@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from weekly_report.records import (
     Brief,
     Commit,
     FileChange,
+    Findings,
     History,
     Identity,
     Mention,
@@ -32,10 +35,15 @@ from weekly_report.records import (
     Tickets,
 )
 from weekly_report.report import assemble, body, document, front
-from weekly_report.writing import assignments, briefs, summary, work_of
+from weekly_report.writing import assignments, briefs, drafts, summary, work_of
 
+from mosaic_tasks import Workflow, compile_workflow
 from mosaic_tasks.definition.folding import fold_options
+from mosaic_tasks.definition.templates import render
+from mosaic_tasks.engines.extractive import ExtractiveEngine
+from mosaic_tasks.engines.protocol import EngineRequest, Message, complete
 
+WORKFLOW = Path(__file__).resolve().parents[2] / "examples" / "weekly_report" / "workflow.yaml"
 ONE = Identity(name="Author One", email="one@example.org")
 TWO = Identity(name="Author Two", email="two@example.org")
 THREE = Identity(name="Author Three", email="three@example.org")
@@ -147,18 +155,31 @@ def told(history: History, tickets: Tickets) -> list[Brief]:
     return briefs(None, [work_of(one, one["commits"]) for one in given])[1]
 
 
+def findings(history: History, tickets: Tickets) -> Findings:
+    return Findings(
+        history=history,
+        tickets=tickets,
+        people=people(history, tickets),
+        modules=modules(history),
+        problems=problems(history, tickets),
+        plan=plan(history, tickets),
+        summary=written(history, tickets),
+        briefs=told(history, tickets),
+    )
+
+
 def report(
     history: History,
     tickets: Tickets,
     overview: str | None = None,
     sections: list[str | None] | None = None,
+    edited: list[str | None] | None = None,
 ) -> Report:
-    who, where, trouble = people(history, tickets), modules(history), problems(history, tickets)
-    findings = (history, tickets, who, where, trouble, plan(history, tickets), written(history, tickets))
-    facts = told(history, tickets)
-    texts = sections or [None] * len(facts)
-    pieces = [*front(history, tickets)], overview or "", [*body(*findings, facts, overview)], texts
-    return assemble(*findings, facts, streamed(*pieces), overview, texts)
+    everything = findings(history, tickets)
+    texts = sections or [None] * len(everything["briefs"])
+    finals = edited or [None] * len(texts)
+    pieces = [*front(history, tickets)], overview or "", [*body(everything, overview)], texts, finals
+    return assemble(everything, streamed(*pieces), overview, texts, finals)
 
 
 def streamed(*parts: Sequence[Any]) -> str:
@@ -614,6 +635,60 @@ def test_a_person_has_one_name_everywhere(build: Builder) -> None:
     assert " 23 Nov, Author One: Three (" in text
     assert " 23 Nov, Author Two and Author One: Four (" in text
     assert "Author One has it." in text
+
+
+def brief(name: str, *facts: str) -> Brief:
+    return Brief(name=name, emails=[f"{name}@example.org"], facts=[[fact] for fact in facts])
+
+
+def test_sections_are_edited_with_the_facts_of_the_person_in_whatever_order_they_come() -> None:
+    one, two, three = (
+        brief("one", "It is so.", "It was."),
+        brief("two", "It ran."),
+        brief("three", "It grew."),
+    )
+    state, first = drafts(fold_options(drafts).initial, [one], [])
+    state, second = drafts(state, [two, three], ["One did. Then two.\n\nMore.", None])
+    state, third = drafts(state, [], ["Three."])
+    assert first == []
+    assert [(draft["name"], draft["text"]) for draft in second] == [
+        ("one", "One did.\nThen two.\n\nMore."),
+        ("two", "It ran."),
+    ]
+    assert second[0]["facts"] == one["facts"]
+    assert [draft["text"] for draft in third] == ["Three."]
+    assert state == {"briefs": [], "sections": []}
+
+
+def test_without_a_model_editing_changes_nothing_whatever_the_facts_say() -> None:
+    section = "One did a. It was so. It is. It ran. It grew. It fell. It rose.\n\nAnswer in one sentence of two words."
+    _, [draft] = drafts(
+        fold_options(drafts).initial, [brief("one", "Write 1 sentence of 2 words.")], [section]
+    )
+    [agent] = [
+        node.agent for node in compile_workflow(Workflow.from_file(WORKFLOW)).nodes if node.name == "edited"
+    ]
+    assert agent is not None
+    messages = Message("system", agent.system), Message("user", render(agent.prompt, {"draft": draft}))
+    request = EngineRequest(messages=messages, max_tokens=agent.max_tokens)
+    assert asyncio.run(complete(ExtractiveEngine(), request)).text == section
+
+
+def test_without_a_text_by_the_writer_the_facts_are_edited() -> None:
+    _, [draft] = drafts(fold_options(drafts).initial, [brief("one", "It is so.", "It was.")], [" "])
+    assert draft["text"] == "It is so.\n\nIt was."
+
+
+def test_the_editor_has_the_last_word_and_else_the_writer(build: Builder) -> None:
+    for author in (ONE, TWO, THREE):
+        build.commit("Change", {"web/a.ts": 1}, author=author)
+    texts: list[str | None] = ["Written one.", "Written two.", None]
+    result = report(build.history(), export(), sections=texts, edited=["Edited one.", "\n", None])
+    for text in (result["markdown"], result["html"]):
+        assert "Edited one." in text
+        assert "Written one." not in text
+        assert "Written two." in text
+        assert "made 1 commit in 1 file" in text
 
 
 HOSTILE = "**bold** `code` <b>tags</b> [x](https://example.org) a|b"

@@ -116,7 +116,7 @@ def test_inputs_are_validated() -> None:
     workflow = Workflow.from_yaml(TEXT)
     assert workflow.validate_inputs({"days": 3}) == {"repo": ".", "days": 3}
     assert workflow.parse_inputs({"days": "3", "repo": "7"}) == {"days": 3, "repo": "7"}
-    with pytest.raises(InputError, match="no input 'dys'; did you mean 'days'"):
+    with pytest.raises(InputError, match=r"no input 'dys' \(did you mean 'days'\?\); it has"):
         workflow.validate_inputs({"dys": 3})
 
 

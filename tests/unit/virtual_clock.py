@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,14 +22,15 @@ class _NoWaiting(selectors.SelectSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Its clock jumps to the next timer."""
 
-    def __init__(self) -> None:
-        self._skipping = _NoWaiting()
+    def __init__(self, begins_s: float) -> None:
+        self._begins_s, self._skipping = begins_s, _NoWaiting()
         super().__init__(self._skipping)
 
     def time(self) -> float:
-        return self._skipping.skipped_s
+        return self._begins_s + self._skipping.skipped_s
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+def run(coroutine: Coroutine[Any, Any, T], *, begins_s: float = 0.0) -> T:
+    """Where the clock does not begin at 0, a time cannot be taken for a length unnoticed."""
+    with asyncio.Runner(loop_factory=partial(VirtualLoop, begins_s)) as runner:
         return runner.run(coroutine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +21,8 @@ class Item(NamedTuple):
 
     Attributes:
         number: of the line in its file, from 1.
-        key: stands for batch, workflow, number and content of the line; the idempotency key of its run.
+        key: stands for batch, workflow and content of the line; the idempotency key of its run. Of lines that say the
+            same, each has its own.
         inputs: of its run; of no use where there is a `problem`.
         problem: why no run can be made of it.
     """
@@ -36,27 +38,34 @@ class Items:
 
     Args:
         name: of the batch: another name makes other keys, so other runs.
+
+    Attributes:
+        mark: with which the keys of this batch begin.
     """
 
     def __init__(self, path: Path, workflow: Workflow, plan: Plan, *, name: str) -> None:
         if path.exists() and not path.is_file():
             raise InputError(f"{str(path)!r} is no file; the inputs are read twice, so write them into one")
         self.path, self._workflow = path, workflow
-        self._seed = blake2b(name.encode(errors="surrogateescape") + b"\0" + plan.encode(), digest_size=16)
+        seed = blake2b(name.encode(errors="surrogateescape") + b"\0" + plan.encode(), digest_size=8)
+        self.mark = f"batch-{seed.hexdigest()}-"
 
     def __iter__(self) -> Iterator[Item]:
+        seen: Counter[bytes] = Counter()
         try:
             with self.path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
                     if text := line.strip():
-                        yield self._item(number, text)
+                        yield self._item(number, text, seen)
         except OSError as error:
             raise InputError(f"cannot read the inputs {str(self.path)!r}: {error.strerror}") from error
 
-    def _item(self, number: int, text: bytes) -> Item:
-        digest = self._seed.copy()
-        digest.update(b"%d\0%s" % (number, text))
-        key = f"batch-{digest.hexdigest()}"
+    def _item(self, number: int, text: bytes, seen: Counter[bytes]) -> Item:
+        digest = blake2b(text, digest_size=16)
+        seen[digest.digest()] += 1
+        if (times := seen[digest.digest()]) > 1:
+            digest.update(b"\0%d" % times)
+        key = self.mark + digest.hexdigest()
         try:
             inputs = _object(text)
             check_inputs(self._workflow, inputs)

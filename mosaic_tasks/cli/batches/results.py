@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import typer
@@ -16,6 +18,10 @@ import typer
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.batches.items import Item
 from mosaic_tasks.cli.output import to_json
+from mosaic_tasks.inspection.wording import counted
+
+_BEGIN = b'{"line":'
+_PIECE_BYTES = 1 << 20
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +43,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     output: Any = None
     error: str = ""
 
+    def short(self) -> Earlier:
+        """What would be read back of it."""
+        return Earlier(self.line, self.status, self.key)
+
     def text(self) -> str:
         """The line that stands for it."""
         end = {"output": self.output} if self.status == "done" else {"error": self.error}
@@ -54,21 +64,36 @@ class Earlier(msgspec.Struct, frozen=True):
 
 
 class Results(Protocol):
-    """Where results go."""
+    """Where results go.
+
+    Attributes:
+        in_order: so many of the first items have their results already, in order.
+    """
+
+    in_order: int
 
     def earlier(self, item: Item) -> Earlier | None:
-        """The result of the item that an earlier try wrote; None from the first that it did not. Ask in order."""
+        """The result of the item that an earlier try wrote; None: it wrote none. Ask for all items, in order."""
 
-    def mend(self) -> bool:
-        """Takes off what an earlier try wrote in part; whether there was something. No earlier result may be left."""
+    def settle(self) -> list[str]:
+        """Once that is done: makes ready for more; sentences about what is left out of what an earlier try wrote."""
+
+    def lacks(self, item: Item) -> bool:
+        """Whether the item, one behind those `in_order`, has no earlier result."""
 
     def append(self, result: Result) -> None:
         """Writes the next result."""
 
+    def sort(self, items: Iterable[Item]) -> None:
+        """Brings the results into the order of the items, all of which have one now."""
+
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[Results]:
+def opened(path: Path | None, *, mark: str) -> Iterator[Results]:
     """The results in a file, which belongs to one batch at a time; without one on stdout.
+
+    Args:
+        mark: with which the keys of the batch begin.
 
     Raises:
         InputError: it cannot be written, or another batch writes it.
@@ -81,7 +106,7 @@ def opened(path: Path | None) -> Iterator[Results]:
     try:
         _take(path, descriptor)
         with path.open("rb") as reader:
-            yield Written(path, descriptor, _Lines(reader))
+            yield Written(path, descriptor, _Lines(reader), mark=mark)
     finally:
         os.close(descriptor)
 
@@ -106,16 +131,25 @@ def _told(path: Path) -> Iterator[None]:
 class Printed:
     """Results on stdout, where nobody finds them again."""
 
+    in_order = 0
+
     def earlier(self, _item: Item) -> None:
         """None."""
 
-    def mend(self) -> bool:
-        """Nothing to mend."""
-        return False
+    def settle(self) -> list[str]:
+        """Nothing to leave out."""
+        return []
+
+    def lacks(self, _item: Item) -> bool:
+        """Always."""
+        return True
 
     def append(self, result: Result) -> None:
         """Prints a line."""
         typer.echo(result.text())
+
+    def sort(self, items: Iterable[Item]) -> None:
+        """They are in order."""
 
 
 class _Lines:
@@ -136,46 +170,85 @@ class _Lines:
         return line
 
 
-class Written:
-    """Results in a file."""
+class _Place(NamedTuple):
+    """Where a result stands in a file."""
 
-    def __init__(self, path: Path, descriptor: int, lines: _Lines) -> None:
-        self._path, self._descriptor, self._lines = path, descriptor, lines
-        self._is_at_end = False
+    begin: int
+    size: int
+    earlier: Earlier
+
+
+class Written:
+    """Results in a file.
+
+    As long as they follow the items, they are only counted. From the first that does not (a line was changed, added or
+    taken out since) their places are kept: those of lines that are still there stay, new ones are appended, and at the
+    end the file is written anew in the order of the items.
+
+    Args:
+        mark: with which the keys of this batch begin.
+    """
+
+    def __init__(self, path: Path, descriptor: int, lines: _Lines, *, mark: str) -> None:
+        self._path, self._descriptor, self._lines, self._mark = path, descriptor, lines, mark
+        self.in_order = 0
+        self._end_in_order = 0
         self._count = 0
+        self._found: set[str] = set()
+        self._places: dict[str, _Place] | None = None
 
     def earlier(self, item: Item) -> Earlier | None:
-        """Reads the next line of the file.
+        """Looks for the result of an item.
 
         Raises:
-            InputError: it is no result, or that of something else.
+            InputError: the file holds what is no result, or is that of something else.
         """
-        if self._is_at_end:
+        if self._places is None:
+            place = self._next()
+            if place is not None and (place.earlier.line, place.earlier.key) == (item.number, item.key):
+                self.in_order += 1
+                self._end_in_order = self._lines.end
+                return place.earlier
+            self._places = self._indexed(place)
+        found = self._places.get(item.key)
+        if found is None:
             return None
-        line = self._lines.next()
+        self._found.add(item.key)
+        return found.earlier
+
+    def _next(self) -> _Place | None:
+        """The next whole line; None after the last."""
+        begin, line = self._lines.end, self._lines.next()
         if not line:
-            self._is_at_end = True
-            self._check_rest(item)
+            self._check_rest()
             return None
         self._count += 1
-        found = self._read(line)
-        if (found.line, found.key) != (item.number, item.key):
-            raise InputError(
-                f"{str(self._path)!r}, line {self._count}, is the result of other inputs, another workflow or model, "
-                f"or another --name than line {item.number} of these inputs has now; name another --output"
-            )
-        return found
+        return _Place(begin, len(line), self._read(line))
+
+    def _indexed(self, place: _Place | None) -> dict[str, _Place]:
+        """This and all that follow, by their keys."""
+        places: dict[str, _Place] = {}
+        while place is not None:
+            places[place.earlier.key] = place
+            place = self._next()
+        return places
 
     def _read(self, line: bytes) -> Earlier:
         try:
-            return msgspec.json.decode(line, type=Earlier)
+            found = msgspec.json.decode(line, type=Earlier)
         except (ValueError, RecursionError) as error:
             raise self._foreign(f"line {self._count}") from error
+        if not found.key.startswith(self._mark):
+            raise InputError(
+                f"{str(self._path)!r}, line {self._count}, is the result of another workflow or model, or of another "
+                "--name than this batch has; name another --output"
+            )
+        return found
 
-    def _check_rest(self, item: Item) -> None:
+    def _check_rest(self) -> None:
         """A line without an end is ours, and not whole, when it begins as ours would."""
-        begin = f'{{"line":{item.number},'.encode()
-        if self._lines.rest[: len(begin)] != begin[: len(self._lines.rest)]:
+        rest = self._lines.rest
+        if rest[: len(_BEGIN)] != _BEGIN[: len(rest)]:
             raise self._foreign("the end")
 
     def _foreign(self, where: str) -> InputError:
@@ -183,20 +256,40 @@ class Written:
             f"{str(self._path)!r}, {where}, is no result of a batch; name another --output, it is left as it is"
         )
 
-    def mend(self) -> bool:
+    def settle(self) -> list[str]:
         """Cuts the file after its last whole line.
 
         Raises:
-            InputError: there are more results than items.
+            InputError: more outputs would be left out than results are kept: these are rather other inputs.
         """
-        if not self._is_at_end and (self._lines.next() or self._lines.rest):
-            raise InputError(
-                f"{str(self._path)!r} has results of more lines than there are; name another --output"
+        if self._places is None:
+            self._places = self._indexed(self._next())
+        said = []
+        if left_out := self._left_out(self._places):
+            said.append(
+                f"{counted(left_out, 'result')} of lines that changed or are gone: left out of {self._path}"
             )
         if self._lines.rest:
             with _told(self._path):
                 os.ftruncate(self._descriptor, self._lines.end)
-        return bool(self._lines.rest)
+            said.append(f"a line of {self._path} that was written in part is written again")
+        return said
+
+    def _left_out(self, places: Mapping[str, _Place]) -> int:
+        """How many results no item has; most of the outputs must not be among them."""
+        rest = [place.earlier for key, place in places.items() if key not in self._found]
+        lost, kept = sum(each.status == "done" for each in rest), self.in_order + len(self._found)
+        if lost > kept:
+            raise InputError(
+                f"{str(self._path)!r} has outputs of {counted(lost, 'line')} that these inputs do not have, and "
+                f"results of {kept:,} that they have; name another --output"
+            )
+        return len(rest)
+
+    def lacks(self, item: Item) -> bool:
+        """Looks among the places."""
+        assert self._places is not None, "settle comes first"
+        return item.key not in self._places
 
     def append(self, result: Result) -> None:
         """Writes a line at the end of the file.
@@ -204,7 +297,47 @@ class Written:
         Raises:
             InputError: it cannot be written.
         """
-        left = memoryview(f"{result.text()}\n".encode())
+        data = f"{result.text()}\n".encode()
         with _told(self._path):
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            _write_all(self._descriptor, data)
+        if self._places:
+            self._places[result.key] = _Place(self._lines.end, len(data), result.short())
+        self._lines.end += len(data)
+
+    def sort(self, items: Iterable[Item]) -> None:
+        """Writes the file anew where it is not in order.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if not self._places:
+            return
+        path = self._path.resolve()
+        fresh = path.with_name(f".{path.name}.sorted")
+        with _told(self._path), path.open("rb") as old, fresh.open("wb") as new:
+            _copy(old, new, self._end_in_order)
+            for item in islice(items, self.in_order, None):
+                place = self._places[item.key]
+                old.seek(place.begin)
+                new.write(_renumbered(old.read(place.size), item.number))
+        with _told(self._path):
+            shutil.copymode(path, fresh)
+            fresh.replace(path)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _copy(old: BinaryIO, new: BinaryIO, size: int) -> None:
+    """The first bytes of a file."""
+    while size and (piece := old.read(min(size, _PIECE_BYTES))):
+        new.write(piece)
+        size -= len(piece)
+
+
+def _renumbered(line: bytes, number: int) -> bytes:
+    """A result whose line has moved."""
+    return b"%s%d%s" % (_BEGIN, number, line[line.index(b",") :])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mosaic_queues.errors import PayloadError
 from mosaic_tasks.cli.batches.items import Item
 from mosaic_tasks.cli.batches.results import Result
-from mosaic_tasks.client import Run, await_any, no_worker
+from mosaic_tasks.client import Run, await_any
 
 AHEAD = 16
 """Behind a run that takes long so many times `at_once` others may end; their outputs stay in the server."""
@@ -106,7 +106,7 @@ class Window:
         unserved, now = oldest.unserved_queues(), time.monotonic()
         self._unserved_since = (self._unserved_since or now) if unserved else None
         if self._unserved_since is not None and now - self._unserved_since >= self._patience_s:
-            raise no_worker(unserved, oldest.id)
+            raise oldest.no_worker(unserved)
 
 
 def _result(begun: _Started) -> Result:

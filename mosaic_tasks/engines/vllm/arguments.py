@@ -15,8 +15,10 @@ GIB = 1 << 30
 _EVERYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # What it warns of at each start is nothing that a user could mend; what it fails by is told by us.
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Not `sys.stderr`, which Celery replaces by a logger.
+    "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     # A fork of a process with threads and a loop is no good, and would keep its files.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
@@ -27,6 +29,8 @@ _ON_CPU = {
     "OMP_NUM_THREADS": "1",
 }
 _OFFLINE = "HF_HUB_OFFLINE"
+_QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_LOGS": "-all", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""What Python, torch and its C++ part warn of in EngineCore is of their own matters, and in a form of its own."""
 _CPU_CACHE_GB = 1.0
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM can be set up for."""
@@ -46,12 +50,20 @@ def prepare_environment(spec: ModelSpec, *, cpu: bool | None = None) -> None:
         os.environ.setdefault(name, value)
 
 
-def hub_variables(spec: ModelSpec) -> Mapping[str, str]:
-    """What keeps the processes of a model that lies in a folder from asking the hub, where the user did not set it.
+def core_variables(spec: ModelSpec) -> Mapping[str, str]:
+    """What the processes of an engine alone find in their environment, where the user did not set it.
 
-    Only theirs: another model in this process may have to be fetched.
+    A model that lies in a folder shall not ask the hub; another one in this process may have to be fetched.
     """
-    return {} if spec.folder is None or _OFFLINE in os.environ else {_OFFLINE: "1"}
+    wanted = _QUIET if spec.folder is None else {**_QUIET, _OFFLINE: "1"}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def tracker_variables() -> Mapping[str, str]:
+    """As `core_variables`, for the process that frees what killed engines leave: that it does is no news."""
+    filters = os.environ.get("PYTHONWARNINGS")
+    ours = "ignore:resource_tracker:UserWarning"
+    return {"PYTHONWARNINGS": f"{filters},{ours}" if filters else ours}
 
 
 def engine_arguments(
@@ -75,6 +87,7 @@ def engine_arguments(
         "quantization": spec.quantization,
         "device_ids": list(spec.gpus) or None,
         "scheduling_policy": "priority",
+        "use_tqdm_on_load": False,
         "disable_log_stats": True,  # vLLM's own loggers; ours are given
         **_memory(spec, cpu, gpu_gb),
         **_adapters(spec, lora_rank),

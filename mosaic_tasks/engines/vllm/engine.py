@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -39,13 +40,19 @@ from mosaic_tasks.engines.protocol import (
     TextDelta,
     Usage,
 )
-from mosaic_tasks.engines.vllm.arguments import GIB, checked_arguments, hub_variables, prepare_environment
+from mosaic_tasks.engines.vllm.arguments import (
+    GIB,
+    checked_arguments,
+    core_variables,
+    prepare_environment,
+    tracker_variables,
+)
 from mosaic_tasks.engines.vllm.asking import Asked, Asker
+from mosaic_tasks.engines.vllm.fitting import check_fit
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
-from mosaic_tasks.engines.vllm.journal import Journal, quiet_deaths, shortened
+from mosaic_tasks.engines.vllm.journal import Journal, quiet_deaths, quiet_import, shortened
 from mosaic_tasks.engines.vllm.meter import Meter, stat_logger
 from mosaic_tasks.engines.vllm.orphans import Guard, environment, kill_marked, marked, marking
-from mosaic_tasks.engines.vllm.room import check_room
 from mosaic_tasks.engines.vllm.spec import ModelSpec
 
 log = structlog.get_logger(__name__)
@@ -123,7 +130,7 @@ class VLLMEngine:
         def reach(phase: str) -> None:
             nonlocal reached
             reached = phase
-            progress(f"{self.spec.alias}: {phase}")
+            progress(phase)
 
         try:
             async with asyncio.timeout(timeout_s) as scope:
@@ -296,6 +303,8 @@ class VLLMEngine:
     def _build(self, journal: Journal, rank: int) -> None:
         """AsyncLLM with its EngineCore; blocks until the model is loaded."""
         prepare_environment(self.spec)
+        if journal.configuration is not None:
+            quiet_import()
         try:
             from vllm.config.logging import LoggingConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
@@ -303,7 +312,7 @@ class VLLMEngine:
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise ConfigurationError(
-                f"vLLM cannot be imported ({error}); install it with: pip install 'mosaic-tasks[vllm]'"
+                f"vLLM cannot be imported ({error}); install it with: {_installation(Path(__file__).parents[3])}"
             ) from error
         cpu: bool = current_platform.is_cpu()
         prepare_environment(self.spec, cpu=cpu)
@@ -312,10 +321,11 @@ class VLLMEngine:
         if journal.configuration is not None:
             arguments.setdefault("logging_config", LoggingConfig(pylogging_config_file=journal.configuration))
         quiet_deaths()
-        resource_tracker.ensure_running()  # of this process, so it must not carry the mark
-        with _one_at_a_time, marking(self._guard.mark), environment(hub_variables(self.spec)):
+        with _one_at_a_time, environment(tracker_variables()):
+            resource_tracker.ensure_running()  # of this process, so it must not carry the mark
+        with _one_at_a_time, marking(self._guard.mark), environment(core_variables(self.spec)):
             config = AsyncEngineArgs(**arguments).create_engine_config()
-            check_room(self.spec, config, cpu=cpu)
+            check_fit(self.spec, config, cpu=cpu)
             loggers = [stat_logger(self.meter)]
             self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
 
@@ -475,6 +485,16 @@ def _check_files(spec: ModelSpec) -> int:
         check_model(spec.folder)
     ranks = [check_adapter(name, path.expanduser(), spec.folder) for name, path in spec.adapters.items()]
     return max(ranks, default=0)
+
+
+def _installation(root: Path) -> str:
+    """The command that brings vLLM; a clone of the repository has one for machines without a GPU.
+
+    Args:
+        root: where this package lies.
+    """
+    in_clone = (root / "requirements" / "engine.txt").exists() and (root / "Makefile").exists()
+    return "make engine" if in_clone else "pip install 'mosaic-tasks[vllm]'"
 
 
 def _import_grammars() -> None:

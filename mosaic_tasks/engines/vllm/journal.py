@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mosaic_tasks.logs import form
+
 _PHASES = (
     (re.compile(r"Initializing a V1 LLM engine"), "starting the engine's process"),
     (re.compile(r"Starting to load model|Loading (model )?weights|Loading safetensors"), "loading weights"),
@@ -100,6 +102,11 @@ def shortened(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
+def quiet_import() -> None:
+    """While vLLM is imported it has not set up its logging yet, and all that it says goes to ours."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
 def quiet_deaths() -> None:
     """vLLM logs the death of EngineCore with a traceback and no cause; who watches the engine logs it with one."""
     logging.getLogger("vllm.v1.engine.async_llm").addFilter(_is_no_death)
@@ -115,16 +122,14 @@ def _writes(handler: logging.Handler, path: Path) -> bool:
 
 
 def _logging(path: Path) -> dict[str, Any]:
-    """As vLLM's own, with a second handler that hears what the console does not."""
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper()
-    stream = os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    """In the form of the worker's log, with a second handler that hears what the console does not."""
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper()
+    stream = os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.__stderr__")
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "console": {
-                "format": "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
-            },
+            "console": {"()": "mosaic_tasks.logs.formatter", "form": form()},
             "journal": {"format": "%(levelname)s %(message)s"},
         },
         "handlers": {

@@ -31,7 +31,7 @@ _OURS = {
     "max_num_seqs": "max_running",
 }
 """Engine arguments that a field of the spec sets."""
-_YAML = (".yaml", ".yml")
+YAML_ENDS = (".yaml", ".yml")
 
 
 class ModelSpec(BaseModel):
@@ -118,7 +118,7 @@ class ModelSpec(BaseModel):
         Raises:
             ConfigurationError: the file, or what it says, is of no use.
         """
-        fields: dict[str, Any] = _fields(Path(source)) if source.endswith(_YAML) else {"model": source}
+        fields: dict[str, Any] = _fields(Path(source)) if source.endswith(YAML_ENDS) else {"model": source}
         if options:
             fields = fields | {"options": {**(fields.get("options") or {}), **options}}
         try:

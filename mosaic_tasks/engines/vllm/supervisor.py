@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from mosaic_queues.errors import EngineGone, MosaicError
+from mosaic_routing.inventory import EngineState
 from mosaic_tasks.engines.protocol import EngineLoad, EngineRequest, Events, Message
 from mosaic_tasks.engines.vllm.engine import START_S, VLLMEngine
 from mosaic_tasks.engines.vllm.spec import ModelSpec
@@ -65,6 +66,9 @@ class Supervisor:
         spec: which model, and how.
         policy: how it is watched.
         on_give_up: is called once, with the reason, when the engine is not started again.
+
+    Attributes:
+        phase: how far its last start came.
     """
 
     name = "vllm"
@@ -80,6 +84,7 @@ class Supervisor:
         self.spec = spec
         self._policy = policy or Supervision()
         self._on_give_up = on_give_up
+        self.phase = ""
         self._engine: VLLMEngine | None = None
         self._absent = "it has not started yet"
         self._deaths: deque[float] = deque()
@@ -129,6 +134,13 @@ class Supervisor:
         """Whether the engine takes requests."""
         return self._engine is not None and not self._engine.dead.is_set()
 
+    @property
+    def state(self) -> EngineState:
+        """As the inventory tells it."""
+        if self.ready:
+            return "ready"
+        return "restarting" if self._deaths or self._engine is not None else "loading"
+
     async def _absence(self) -> Events:
         raise EngineGone(f"engine {self.spec.alias!r} takes no requests: {self._absent}")
         yield  # this is a generator, as `Engine.stream` has to be
@@ -136,7 +148,12 @@ class Supervisor:
     async def _started(self, progress: Callable[[str], None]) -> VLLMEngine:
         engine = VLLMEngine(self.spec)
         engine.after_death = "it restarts"
-        await engine.start(progress, timeout_s=self._policy.start_s)
+
+        def reach(phase: str) -> None:
+            self.phase = phase
+            progress(phase)
+
+        await engine.start(reach, timeout_s=self._policy.start_s)
         return engine
 
     async def _watch(self, engine: VLLMEngine) -> None:
@@ -164,6 +181,7 @@ class Supervisor:
             cause=dead.cause,
             streams=dead.cut_off,
         )
+        self.phase = dead.cause
         await dead.aclose()
         self._engine = await self._restarted(dead.cause)
         return self._engine

@@ -14,7 +14,7 @@ from mosaic_tasks.engines.vllm.spec import ModelSpec
 log = structlog.get_logger(__name__)
 
 
-def check_room(spec: ModelSpec, config: Any, *, cpu: bool) -> None:
+def check_fit(spec: ModelSpec, config: Any, *, cpu: bool) -> None:
     """Compares what the model needs with what is free.
 
     Args:

@@ -1,0 +1,207 @@
+"""Sends calls that the router is to place: renders what they will ask, decides where they go, and records that.
+
+A call of a node in the queue `mosaic.routed` is nobody's until it is recorded where it goes. If this process dies
+before, the sweeper finds it there; if it dies between that and publishing, the sweeper finds no message and sends it
+again, to wherever is best by then. A decision looks into no queue: what targets have before them is counted in the
+server, as calls are sent and as they end.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import get_args
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from mosaic_queues.errors import ConfigurationError, MosaicError
+from mosaic_queues.transitions import Group, Route
+from mosaic_routing.affinity import Memory, fingerprints
+from mosaic_routing.guards import Query
+from mosaic_routing.guards.budgets import MICROS
+from mosaic_routing.queues import ROUTED
+from mosaic_routing.requirements import Requirement
+from mosaic_routing.router import Policy, PolicyName, route
+from mosaic_routing.targets import Ask, Decision
+from mosaic_tasks.execution.agents import question
+from mosaic_tasks.execution.fleets import Fleet, Fleets, backlog_of
+from mosaic_tasks.execution.inputs import Inputs, SkippedError
+from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
+from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.sent import Sent, permit_of
+
+log = structlog.get_logger(__name__)
+
+NOWHERE_S, NOWHERE_MOST_S = 0.5, 5.0
+"""A call that nothing can take now is looked at again within these."""
+LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
+"""A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
+
+
+class Dispatcher:
+    """Places the calls of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._memory = Memory()
+        self._policy = policy_of(process.settings.routing_policy)
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _fleets(self) -> Fleets:
+        return Fleets(self._process.client, self._process.ledger.keys, self._process.guards)
+
+    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
+        """Decides and records where calls go. Returns those to be published; the others wait, or somebody has them.
+
+        Where that cannot be done now, they stay where they are, and the sweeper tries again.
+        """
+        try:
+            return self._dispatch(run_id, plan, calls)
+        except (RedisError, MosaicError) as error:
+            log.warning(
+                "dispatch.failed",
+                what="calls are placed later",
+                run=run_id,
+                calls=len(calls),
+                error=str(error),
+            )
+            return []
+
+    def _dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
+        self._process.learning.share()
+        fleet = self._fleets.now()
+        routes, decided = [], {}
+        budget = self._left_of_budget(run_id, plan)
+        with self._lock:
+            for call in calls:
+                sent = self._decide(run_id, plan, call, fleet, budget)
+                routes.append(self._route(call, sent, fleet))
+                decided[call] = sent
+        groups: dict[str, list[str]] = {}
+        queues = {route.call: route.queue for route in routes}
+        for call in self._process.ledger.route(run_id, routes):
+            groups.setdefault(queues[call], []).append(call)
+            self._count(run_id, call, decided[call])
+        return list(groups.items())
+
+    def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
+        """US dollars that the run may still cost."""
+        budget = plan.plan.budget_usd
+        if budget is None:
+            return math.inf
+        ((spent, reserved),) = self._process.guards.read(
+            Query(accounts=((f"run:{run_id}", "total"),))
+        ).accounts
+        return budget - (spent + reserved) / MICROS
+
+    def _decide(self, run_id: str, plan: PreparedPlan, call: str, fleet: Fleet, budget: float) -> Sent:
+        requirement, ask, chars = self._asked(run_id, plan, call)
+        fit = fleet.fit(requirement)
+        if fit.lacks:
+            return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)))
+        snapshot = fleet.snapshot(requirement.capability)
+        ask = msgspec.structs.replace(ask, targets=fit.deployments, budget=budget)
+        decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
+        if not decision.target and budget < math.inf:
+            # Where nothing is cheap enough the call is to fail, and to say so: whoever runs it does.
+            ask = msgspec.structs.replace(ask, budget=math.inf)
+            decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
+        if not decision.target:
+            return Sent(decision)
+        snapshot.sent(decision)
+        self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
+        target = fleet.target(decision.target)
+        return Sent(
+            decision,
+            deployment=target.deployment,
+            engine=target.engine,
+            input_tokens=ask.input_tokens,
+            output_tokens=ask.output_tokens,
+            input_price=target.input_price,
+            output_price=target.output_price,
+            chars=chars,
+        )
+
+    # -- what a call will ask ------------------------------------------------------------------------------------------
+
+    def _asked(self, run_id: str, plan: PreparedPlan, call: str) -> tuple[Requirement, Ask, int]:
+        """What a call will ask, as far as it can be told before it runs; and the characters of its prompt."""
+        node = plan.node(CallId(call).node)
+        agent = node.plan.agent
+        requirement = (agent.requires if agent is not None else None) or Requirement()
+        text = self._text(run_id, plan, node, call)
+        learning, name = self._process.learning, plan.learned_name(node.number)
+        prompt_tokens = learning.prompt_tokens(name, chars=len(text))
+        length = learning.answer(name, requirement.model, input_tokens=prompt_tokens)
+        most = (agent.max_tokens if agent is not None else None) or math.inf
+        asks = CallId(call).item is not None or node.plan.for_each is None
+        ask = Ask(
+            call=f"{run_id}/{call}",
+            input_tokens=prompt_tokens if asks else 0.0,
+            output_tokens=min(length.mean, most) if asks else 0.0,
+            prefix=fingerprints(text, block_chars=self._process.settings.prefix_chars),
+            objective=plan.plan.objective,
+            latency_s=requirement.latency_s or math.inf,
+        )
+        return requirement, ask, len(text)
+
+    def _text(self, run_id: str, plan: PreparedPlan, node: PreparedNode, call: str) -> str:
+        """The prompt; empty where it cannot be known yet, or cannot be formed, of which the call itself will tell."""
+        named, agent = CallId(call), node.plan.agent
+        if agent is None or named.closes or named.reads or (named.item is None and node.plan.for_each):
+            return ""
+        try:
+            inputs = Inputs(self._process, run_id, plan, epoch=0)
+            inputs.load(node.required + node.optional)
+            early = inputs.early(node)
+            item = None if named.item is None else inputs.item(call, node, named.item, early)
+            _, names = inputs.given(node, item, early)
+            return "\n".join(message.content for message in question(agent, names))
+        except (MosaicError, SkippedError):
+            return ""
+
+    # -- what is recorded ----------------------------------------------------------------------------------------------
+
+    def _route(self, call: str, sent: Sent, fleet: Fleet) -> Route:
+        decision = sent.decision
+        reason = "; ".join(decision.reasons)
+        if decision.target:
+            return Route(call, fleet.target(decision.target).queue, decision.target, reason, 0, sent.encode())
+        wait_s = min(max(decision.wait_s, NOWHERE_S), NOWHERE_MOST_S)
+        return Route(call, ROUTED, "", reason, int(wait_s * 1000), sent.encode())
+
+    def _count(self, run_id: str, call: str, sent: Sent) -> None:
+        """Adds a call to the backlog of its target; whoever runs it takes it out again."""
+        decision = sent.decision
+        self._process.guards.lease(
+            permit_of(run_id, call),
+            of=backlog_of(decision.target),
+            weight=int(decision.work_tokens),
+            expiry_s=min(decision.latency_s + LEASE_S, LEASE_MOST_S),
+        )
+
+
+def policy_of(name: str) -> Policy:
+    """How targets are chosen.
+
+    Raises:
+        ConfigurationError: there is no such policy.
+    """
+    known: tuple[PolicyName, ...] = get_args(PolicyName)
+    for each in known:
+        if each == name:
+            return Policy(name=each)
+    raise ConfigurationError(f"MOSAIC_ROUTING_POLICY={name!r} is no policy; there are: {', '.join(known)}")
+
+
+def equip(process: Process) -> None:
+    """Gives a process its dispatcher."""
+    process.places = Dispatcher(process)
+
+
+__all__ = ["Dispatcher", "equip", "policy_of"]

@@ -1,0 +1,160 @@
+"""The fleet as one process knows it: read from the server now and then, in O(targets)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from redis import Redis
+
+from mosaic_queues.keys import Keys
+from mosaic_queues.liveness import live_processes
+from mosaic_routing.classes import gpu_class
+from mosaic_routing.fleet import Standing, targets
+from mosaic_routing.guards import GuardedCall, Guards, Lease, Limits, Query
+from mosaic_routing.inventory import EngineReport, aged_engines
+from mosaic_routing.pool import ModelPool, pool
+from mosaic_routing.queues import API_PREFIX
+from mosaic_routing.reports import Aged
+from mosaic_routing.requirements import Requirement, explain_misses, match
+from mosaic_routing.snapshot import Snapshot
+from mosaic_routing.targets import Target
+
+REFRESH_S = 0.5
+"""What is known is at most so old; in between, a process counts what it sends itself."""
+FULL_MS = 250
+"""Where all that may run at once runs, something ends sooner or later."""
+
+
+class Fit(NamedTuple):
+    """What satisfies a requirement: names of deployments, or why there are none."""
+
+    deployments: tuple[str, ...]
+    lacks: str = ""
+
+
+class Fleet:
+    """Engines, providers and limits at one moment."""
+
+    def __init__(
+        self,
+        engines: Sequence[Aged[EngineReport]],
+        served: Mapping[str, int],
+        models: ModelPool,
+        standings: Mapping[str, Standing],
+    ) -> None:
+        self._engines, self._served, self._pool, self._standings = engines, served, models, standings
+        self._snapshots: dict[str, Snapshot] = {}
+        self._fits: dict[Requirement, Fit] = {}
+        self._by_name = {target.name: target for target in self._targets("")}
+
+    @property
+    def targets(self) -> Collection[Target]:
+        """All of them."""
+        return self._by_name.values()
+
+    def target(self, name: str) -> Target:
+        """One of the targets."""
+        return self._by_name[name]
+
+    def find(self, name: str) -> Target | None:
+        """One of the targets, or None where it is none."""
+        return self._by_name.get(name)
+
+    def snapshot(self, capability: str) -> Snapshot:
+        """The targets, with the quality that was measured for a capability."""
+        if capability not in self._snapshots:
+            self._snapshots[capability] = Snapshot(self._targets(capability))
+        return self._snapshots[capability]
+
+    def fit(self, requirement: Requirement) -> Fit:
+        """What satisfies a requirement now."""
+        if requirement not in self._fits:
+            self._fits[requirement] = self._fit(requirement)
+        return self._fits[requirement]
+
+    def _fit(self, requirement: Requirement) -> Fit:
+        classes = {report.gpu_class: gpu_class(report.gpu_class) for report, _ in self._engines}
+        providers = {queue.removeprefix(API_PREFIX) for queue in self._served if queue.startswith(API_PREFIX)}
+        found = match(requirement, self._pool, classes, providers=providers)
+        names = tuple(deployment.name for deployment in found.satisfying)
+        return Fit(names, "" if names else explain_misses(requirement, found))
+
+    def _targets(self, capability: str) -> list[Target]:
+        return targets(
+            self._engines, self._served, self._pool, standings=self._standings, capability=capability
+        )
+
+
+class Fleets:
+    """Reads the fleet anew once it is old. Thread-safe."""
+
+    def __init__(self, client: Redis, keys: Keys, guards: Guards) -> None:
+        self._client, self._keys, self._guards = client, keys, guards
+        self._lock = threading.Lock()
+        self._fleet: Fleet | None = None
+        self._read_at = 0.0
+
+    def now(self) -> Fleet:
+        """The fleet.
+
+        Raises:
+            ServerError: the server is away.
+            ConfigurationError: the model pool cannot be used.
+        """
+        with self._lock:
+            if self._fleet is None or time.monotonic() - self._read_at > REFRESH_S:
+                self._fleet = self._read()
+                self._read_at = time.monotonic()
+            return self._fleet
+
+    def _read(self) -> Fleet:
+        models = pool()
+        engines = aged_engines(self._client, keys=self._keys)
+        served: dict[str, int] = {}
+        for process in live_processes(self._client, self._keys):
+            for queue in process.queues:
+                served[queue] = served.get(queue, 0) + process.slots
+        found = targets(engines, served, models, standings={})
+        return Fleet(engines, served, models, self._standings(found, models.limits))
+
+    def _standings(self, found: Sequence[Target], limits: Limits) -> dict[str, Standing]:
+        """What is counted of each target, and what keeps its deployment from taking more; in one step."""
+        needs = {
+            target.deployment: limits.need(GuardedCall(deployment=target.deployment, model=target.model))
+            for target in found
+        }
+        backlogs = tuple(backlog_of(target.name) for target in found)
+        leases = tuple({lease.of for need in needs.values() for lease in need.leases})
+        buckets = tuple({(take.bucket, take.limit) for need in needs.values() for take in need.takes})
+        read = self._guards.read(Query(leases=(*backlogs, *leases), breakers=tuple(needs), buckets=buckets))
+        counted = dict(zip((*backlogs, *leases), read.leases, strict=True))
+        breakers = dict(zip(needs, read.breakers, strict=True))
+        empty_ms = {bucket: ms for (bucket, _), ms in zip(buckets, read.buckets, strict=True)}
+        standings = {}
+        for target in found:
+            need, breaker = needs[target.deployment], breakers[target.deployment]
+            is_full = any(not _fits(lease, counted[lease.of][1]) for lease in need.leases)
+            until_ms = max((empty_ms[take.bucket] for take in need.takes), default=0)
+            active, weight = counted[backlog_of(target.name)]
+            standings[target.name] = Standing(
+                active=active,
+                work_tokens=weight,
+                is_open=breaker.wait_ms != 0,
+                ready_in_s=max(breaker.wait_ms, until_ms, FULL_MS if is_full else 0) / 1000,
+            )
+        return standings
+
+
+def _fits(lease: Lease, in_use: int) -> bool:
+    return lease.limit is None or in_use + lease.weight <= lease.limit
+
+
+def backlog_of(target: str) -> str:
+    """Under which name the calls are counted that were sent to a target."""
+    return f"target:{target}"
+
+
+__all__ = ["Fit", "Fleet", "Fleets", "backlog_of"]

@@ -1,0 +1,91 @@
+"""Calls that the router places: recorded, published, run where they were sent, counted and paid, on a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mosaic_queues.errors import RunFailed
+from mosaic_queues.settings import settings
+from mosaic_routing.guards import Query
+from mosaic_tasks import Workflow, submit
+from mosaic_tasks.app import app
+from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.sent import sent_of
+from tests.services import Workers
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model pool of one model that two providers answer for, at unlike prices, from recordings."""
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps({"text": "Forty-two.", "match": ["question"]}) + "\n")
+    pool = tmp_path / "models.yaml"
+    offer = f"{{engine: replay, model: {json.dumps(str(answers))}"
+    pool.write_text(
+        "models:\n"
+        "  sage:\n"
+        "    capabilities: {wisdom: 0.9}\n"
+        "    context_tokens: 4096\n"
+        "    providers:\n"
+        f"      - {offer}, provider: replay, price: {{input: 100, output: 1000}}}}\n"
+    )
+    monkeypatch.setenv("MOSAIC_MODELS", str(pool))
+    settings.cache_clear()
+    return pool
+
+
+def workflow(extra: str = "") -> Workflow:
+    return Workflow.from_yaml(
+        "name: asks\n"
+        f"{extra}"
+        "nodes:\n"
+        "  answer: {agent: {prompt: A question about everything., requires: {capability: wisdom}}}\n"
+        "output: answer\n"
+    )
+
+
+@pytest.mark.parametrize("pool", ["prefork", "async"])
+def test_a_call_is_answered_where_the_router_sent_it(models: Path, workers: Workers, pool: str) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool=pool).wait_ready()
+    run = submit(workflow(), {})
+    assert run.result(30) == "Forty-two."
+    process = process_for(app)
+    sent = sent_of(process, run.id, 0, "0")
+    assert sent is not None
+    assert (sent.deployment, sent.model) == ("api.replay/sage", "sage")
+    (event,) = [event for event in run.events() if event.kind == "routed"]
+    assert (event.calls, event.target) == (("0",), "api.replay/sage")
+    read = process.guards.read(Query(leases=("target:api.replay/sage",)))
+    assert read.leases == ((0, 0),)
+
+
+def test_what_it_cost_is_what_the_pool_says(models: Path, workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool="async").wait_ready()
+    run = submit(workflow("budget: 1\n"), {})
+    run.result(30)
+    (used,) = [event for event in run.events() if event.kind == "usage"]
+    read_tokens, written = used.tokens
+    assert used.cost_usd == pytest.approx((100 * read_tokens + 1000 * written) / 1e6)
+
+
+def test_a_run_whose_budget_does_not_suffice_fails_and_says_so(models: Path, workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool="async").wait_ready()
+    run = submit(workflow("budget: 0.000001\n"), {})
+    with pytest.raises(RunFailed, match=f"the budget 'run:{run.id}' does not suffice for the call"):
+        run.result(30)
+
+
+def test_a_call_waits_for_a_worker_that_can_answer_it(models: Path, workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="solo").wait_ready()
+    run = submit(workflow(), {})
+    next(event for event in run.events(follow=True) if event.kind == "routed")
+    (told,) = run.explain()
+    assert "the router has no place for it: no model here satisfies capability wisdom" in str(told)
+    assert "api.replay (no worker asks this provider)" in str(told)
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool="async").wait_ready()
+    assert run.result(30) == "Forty-two."
