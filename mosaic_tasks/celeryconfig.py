@@ -1,7 +1,10 @@
 """Celery's configuration of `mosaic_tasks.app`, from the environment."""
 
+from typing import Any
+
 from mosaic_queues.connection import server_urls
 from mosaic_queues.settings import settings
+from mosaic_queues.topology import LEVELS
 
 _urls = server_urls()
 broker_url = _urls.broker_url
@@ -16,6 +19,9 @@ task_default_queue = "mosaic.cpu"
 broker_connection_retry_on_startup = True
 result_expires = 3600
 
+# A list for each level: by default kombu has four lists for the ten.
+broker_transport_options: dict[str, Any] = {"priority_steps": list(LEVELS)}
+
 if settings().namespace != "mosaic":
-    broker_transport_options = {"global_keyprefix": f"{settings().namespace}:"}
-    result_backend_transport_options = broker_transport_options
+    result_backend_transport_options = {"global_keyprefix": f"{settings().namespace}:"}
+    broker_transport_options |= result_backend_transport_options

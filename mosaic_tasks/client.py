@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from celery import Celery
 
@@ -18,9 +18,11 @@ from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
 from mosaic_queues.transitions import LiveCall, RunRecord
 from mosaic_routing.inventory import engines
+from mosaic_routing.targets import Objective
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.execution.redoing import redo_of
@@ -34,12 +36,28 @@ from mosaic_tasks.submission import submit_to
 WORKER_CHECK_S = 1.0
 
 
+class SubmitOptions(TypedDict, total=False):
+    """The options of `submit`."""
+
+    key: str | None
+    priority: int | str
+    objective: Objective | None
+    deadline_s: float | None
+    budget_usd: float | None
+    tenant: str
+    app: Celery | None
+
+
 def submit(
     workflow: Workflow | str | Path,
     inputs: Mapping[str, Any] | None = None,
     *,
     key: str | None = None,
-    priority: int = 0,
+    priority: int | str = 0,
+    objective: Objective | None = None,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    tenant: str = "",
     app: Celery | None = None,
 ) -> Run:
     """Starts a run.
@@ -49,28 +67,37 @@ def submit(
         inputs: by name; what is missing takes the workflow's default.
         key: idempotency key: the same key gives the same run, as long as it is retained; with another workflow or other
             inputs it is refused.
-        priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else.
+        priority: of its calls in queues and engines: 0 is the most urgent, 9 gives way to everything else; or a name
+            that the topology has for one of them, such as `batch`.
+        objective: what the router cares for most; this and the next two: default as the workflow says.
+        deadline_s: the run fails when it takes longer.
+        budget_usd: its calls may cost so much together.
+        tenant: on whose account it runs.
         app: the Celery app to publish with; default: `mosaic_tasks.app`.
 
     Raises:
         DefinitionError: the workflow is wrong.
-        InputError: the inputs do not fit, there is no such priority, or the key stands for something else.
+        InputError: the inputs do not fit, a term makes no sense, or the key stands for something else.
         ServerUnavailable: the server does not answer.
     """
     app = app or default_app
-    return Run(submit_to(app, workflow, inputs, key=key, priority=priority), process_for(app))
+    terms = Terms(
+        priority=priority,
+        objective=objective,
+        deadline_s=deadline_s,
+        budget_usd=budget_usd,
+        tenant=tenant,
+    )
+    return Run(submit_to(app, workflow, inputs, key=key, terms=terms), process_for(app))
 
 
 async def asubmit(
     workflow: Workflow | str | Path,
     inputs: Mapping[str, Any] | None = None,
-    *,
-    key: str | None = None,
-    priority: int = 0,
-    app: Celery | None = None,
+    **options: Unpack[SubmitOptions],
 ) -> Run:
     """`submit` for coroutines; blocks no event loop."""
-    return await asyncio.to_thread(submit, workflow, inputs, key=key, priority=priority, app=app)
+    return await asyncio.to_thread(submit, workflow, inputs, **options)
 
 
 def get_run(run_id: str, *, app: Celery | None = None) -> Run:

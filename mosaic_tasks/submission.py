@@ -20,13 +20,11 @@ from mosaic_queues.transitions import Group, Release
 from mosaic_queues.values import encode, plain
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
+from mosaic_tasks.definition.terms import Terms, without_terms
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.registry import configured
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process, ledger_url, process_for
-
-LEAST_URGENT = 9
-"""Priority of what gives way to everything else; 0 is the most urgent."""
 
 
 def submit_to(
@@ -35,7 +33,7 @@ def submit_to(
     inputs: Mapping[str, Any] | None,
     *,
     key: str | None,
-    priority: int = 0,
+    terms: Terms = Terms(),  # noqa: B008
 ) -> str:
     """Checks and compiles a workflow, opens a run of it, and publishes its first calls through `app`.
 
@@ -43,12 +41,12 @@ def submit_to(
         The run id; of the earlier run, when the idempotency key is known.
 
     Raises:
-        InputError: the inputs do not fit, there is no such priority, or the key stands for something else.
+        InputError: the inputs do not fit, the terms make no sense, or the key stands for something else.
         ServerError: the server does not answer, is full, or its user lacks a right.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
     values = definition.validate_inputs(inputs or {})
-    plan = _with_priority(plan_for(definition), priority)
+    plan = terms.of(plan_for(definition))
     with server_errors(ledger_url(app)):
         return open_run(process_for(app), plan, values, key=key)
 
@@ -60,23 +58,6 @@ def plan_for(definition: Workflow) -> Plan:
         DefinitionError: the workflow is wrong.
     """
     return compile_workflow(definition, default_model=configured())
-
-
-def check_priority(priority: int) -> None:
-    """Whether there is such a priority.
-
-    Raises:
-        InputError: there is none.
-    """
-    if type(priority) is not int or not 0 <= priority <= LEAST_URGENT:
-        raise InputError(
-            f"{priority!r} is no priority; give a whole number from 0, the most urgent, to {LEAST_URGENT}"
-        )
-
-
-def _with_priority(plan: Plan, priority: int) -> Plan:
-    check_priority(priority)
-    return msgspec.structs.replace(plan, priority=priority) if priority else plan
 
 
 def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: str | None = None) -> str:
@@ -117,7 +98,7 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
 def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
     with _told_by_input():
         data = msgspec.to_builtins(plain(inputs), str_keys=True)
-    workflow = plan_hash(msgspec.structs.replace(plan, priority=0).encode())
+    workflow = plan_hash(without_terms(plan).encode())
     packed = msgspec.json.encode(data, order="deterministic")
     return KeyedRun(run_id, plan.name, workflow, blake2b(packed, digest_size=16).hexdigest())
 

@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK
+from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.execution.dispatching import equip
 from mosaic_tasks.execution.driver import drive
 from mosaic_tasks.execution.process import equip_with, process_for
@@ -48,7 +49,9 @@ def register(app: Celery) -> None:
         workflow: str,
         inputs: dict[str, Any] | None = None,
         key: str | None = None,
-        priority: int = 0,
+        priority: int | str = 0,
+        tenant: str = "",
     ) -> str:
         """Submits a workflow file that this worker can read; for apps that do not install this package."""
-        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}", priority=priority)
+        terms = Terms(priority=priority, tenant=tenant)
+        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}", terms=terms)

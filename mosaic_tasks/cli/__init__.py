@@ -18,6 +18,7 @@ from mosaic_tasks.cli import (
     rerunning,
     running,
     streaming,
+    topology,
     watching,
     working,
 )
@@ -113,6 +114,7 @@ for _command in (
     working.worker,
     engines.engines,
     infra.infra,
+    topology.topology,
     doctor.doctor,
 ):
     application.command()(_command)

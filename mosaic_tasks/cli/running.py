@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,31 +25,48 @@ from mosaic_tasks.cli.options import (
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
 
 
+class Goal(StrEnum):
+    """What routing cares for most."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    COST = "cost"
+
+
+def duration(text: str) -> float:
+    """Reads a duration, in seconds."""
+    from mosaic_tasks.definition.grammar import seconds
+
+    try:
+        return seconds(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def urgency(text: str) -> int:
     """Reads a priority."""
-    from mosaic_tasks.submission import check_priority
+    from mosaic_queues.topology import level_of
 
-    value: Any = int(text) if str(text).isdecimal() else text
     try:
-        check_priority(value)
+        return level_of(int(text) if str(text).isdecimal() else text)
     except InputError as error:
         raise typer.BadParameter(str(error)) from None
-    return int(value)
 
 
 PriorityOption = Annotated[
     int,
     typer.Option(
         "--priority",
-        metavar="0..9",
+        metavar="0..9|NAME",
         parser=urgency,
-        help="Urgency in queues and engines: 0 goes first, 9 gives way to everything else.",
+        help="Urgency in queues and engines: 0 goes first, 9 gives way to everything else; or a name of the topology.",
     ),
 ]
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.transitions import RunRecord
+    from mosaic_routing.targets import Objective
     from mosaic_tasks.client import Run
     from mosaic_tasks.definition.workflow import Workflow
 
@@ -72,6 +90,19 @@ def run(
         ),
     ] = None,
     priority: PriorityOption = 0,
+    objective: Annotated[
+        Goal | None,
+        typer.Option(help="What the router cares for most. Default: as the workflow says, else latency."),
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DURATION", parser=duration, help="The run fails when it takes longer: 90s, 5m, 1h."
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="USD", min=0.0, help="US dollars that the run may cost.")
+    ] = None,
     timeout_s: TimeoutOption = None,
     patience_s: PatienceOption = PATIENCE_S,
     output: OutputOption = None,
@@ -88,12 +119,21 @@ def run(
       mosaic run report.yaml -i tickets=@tickets.json --output report.md
       mosaic run report.yaml --no-wait --key monday       # prints the run's id
       mosaic run report.yaml --json | jq .output
+      mosaic run report.yaml --objective cost --budget 0.50 --deadline 10m
     """
     from mosaic_tasks.client import submit
     from mosaic_tasks.definition.workflow import Workflow
 
     workflow = Workflow.from_file(file)
-    started = submit(workflow, read_inputs(workflow, inputs or []), key=key, priority=priority)
+    started = submit(
+        workflow,
+        read_inputs(workflow, inputs or []),
+        key=key,
+        priority=priority,
+        objective=cast("Objective | None", objective and str(objective)),
+        deadline_s=deadline,
+        budget_usd=budget,
+    )
     if not wait:
         say_started(started, as_json=as_json)
         return

@@ -19,6 +19,8 @@ from mosaic_tasks.cli.output import print_json_line
 if TYPE_CHECKING:
     from celery import Celery
 
+    from mosaic_queues.topology import WorkerGroup
+    from mosaic_tasks.engines.hosted import HostedSpec
     from mosaic_tasks.logs import Form
 
 
@@ -63,7 +65,8 @@ def worker(
             "-Q",
             metavar="A,B",
             callback=utf8,
-            help="Queues to serve. Default: mosaic.cpu and that of MOSAIC_MODEL; with --model, those of the models.",
+            help="Queues to serve. Default: mosaic.cpu and that of MOSAIC_MODEL; with --model, those of the models; "
+            "with --group, the group's.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -84,13 +87,23 @@ def worker(
             "Default: prefork; with --model: async.",
         ),
     ] = None,
-    gpu: Annotated[
+    group: Annotated[
         str | None,
         typer.Option(
+            "--group",
+            "-g",
+            metavar="NAME",
+            help="Start one of the workers of this group of the topology; other options go before what it says.",
+        ),
+    ] = None,
+    class_name: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
             "--gpu",
             metavar="CLASS",
             callback=gpu_class,
-            help="Class of this machine's GPU, such as h100; cpu, the default: it has none.",
+            help="GPU class of this machine, such as h100; or cpu. Default: that of its first GPU, cpu without one.",
         ),
     ] = None,
     models: Annotated[
@@ -98,7 +111,8 @@ def worker(
         typer.Option(
             "--model",
             metavar="SPEC",
-            help="Model to host with vLLM: its folder, its name, or a YAML file of its settings. May be repeated.",
+            help="Model to host with vLLM: its name in the model pool, its folder, its name elsewhere, or a YAML file "
+            "of its settings. May be repeated.",
         ),
     ] = None,
     engine_options: Annotated[
@@ -128,8 +142,11 @@ def worker(
     Modules with tools are found in the current directory. Ctrl-C once: finish what runs; twice: stop at once,
     nothing is lost. Exit code 1: it ended by an error, which its log tells.
 
-    With --model it hosts models, which agents name vllm:ALIAS (the alias is the folder's name, or what the YAML file
-    says), on the queues mosaic.gpu.ALIAS and mosaic.CLASS.ALIAS. It takes calls once each model has given a token.
+    With --model it hosts models, which agents name vllm:ALIAS (the alias is the name in the pool, the folder's, or what
+    the YAML file says), on the queues mosaic.gpu.ALIAS, mosaic.CLASS.ALIAS and one of its own, and on no others. It
+    takes calls once each model has given a token.
+
+    With --group it does what the topology says of the group: `mosaic topology` shows it.
 
     With --json it prints one line when it is ready: name, pid, queues, pool, concurrency and server; its log, on
     stderr, has one JSON document a line.
@@ -139,8 +156,9 @@ def worker(
       mosaic worker
       mosaic worker --queues mosaic.cpu,mosaic.api.openai --concurrency 8 --pool threads
       mosaic worker --pool async --queues mosaic.api.openai
-      mosaic worker --gpu h100 --model /models/llama-3.1-8b
-      mosaic worker --gpu cpu --model smollm2.yaml --engine-option block_size=32
+      mosaic worker --class h100 --model /models/llama-3.1-8b
+      mosaic worker --class cpu --model smollm2.yaml --engine-option block_size=32
+      mosaic worker --group api --concurrency 64
       mosaic worker --json 2> worker.log
       mosaic worker -- --max-tasks-per-child 100
     """
@@ -148,14 +166,13 @@ def worker(
     from mosaic_tasks.app import app
     from mosaic_tasks.execution.process import ledger_url
 
-    hosted: list[str] = []
-    if models or gpu or engine_options:
-        hosted = _host(app, models, gpu=gpu, options=engine_options or [])
-    served = queues.split(",") if queues else hosted or default_queues(os.environ.get("MOSAIC_MODEL"))
-    _check_hosted(served, hosted)
-    pool = pool or (Pool.ASYNC if models else Pool.PREFORK)
-    if models and pool is not Pool.ASYNC:
+    chosen = _effective(group, class_name=class_name, options=engine_options or [])
+    hosted = _host(app, chosen, models, class_name=class_name, options=engine_options or [])
+    served = _served(queues, chosen, hosted)
+    pool = pool or _pool(chosen, hosted)
+    if hosted and pool is not Pool.ASYNC:
         raise typer.BadParameter(f"a model is hosted in the async pool, not in {pool}", param_hint="--pool")
+    concurrency = concurrency or (chosen.concurrency if chosen else None)
     if pool is Pool.ASYNC:
         app.conf.worker_pool = "mosaic_tasks.pool:TaskPool"
         concurrency = concurrency or SLOTS
@@ -165,7 +182,7 @@ def worker(
         queues=served,
         concurrency=concurrency,
         pool=pool,
-        name=name or f"mosaic-{os.getpid()}",
+        name=name or f"{group or 'mosaic'}-{os.getpid()}",
         log_level=log_level,
         more=celery_options or [],
     )
@@ -176,44 +193,136 @@ def worker(
     raise typer.Exit(_work(app, arguments))
 
 
-def _host(app: Celery, sources: list[str] | None, *, gpu: str | None, options: Sequence[str]) -> list[str]:
-    """Has the app's workers host models; returns the queues of these.
+def _effective(group: str | None, *, class_name: str | None, options: Sequence[str]) -> WorkerGroup | None:
+    """A group of the topology, with what the command line says of class and engine in the place of what it says.
 
     Raises:
-        ConfigurationError: a model's settings are of no use.
+        ConfigurationError: there is no such group, or the topology cannot be read.
+    """
+    from mosaic_queues.topology import topology
+
+    if group is None:
+        return None
+    found = topology().group(group)
+    return found.model_copy(
+        update={
+            "gpu_class": class_name or found.gpu_class,
+            "options": {**found.options, **_options(options)},
+        }
+    )
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    from mosaic_tasks.engines.vllm.spec import option
+
+    return dict(option(word) for word in words)
+
+
+def _host(
+    app: Celery,
+    group: WorkerGroup | None,
+    sources: list[str] | None,
+    *,
+    class_name: str | None,
+    options: Sequence[str],
+) -> list[str]:
+    """Has the app's workers host models: those named, or else those of the group; returns the queues of these.
+
+    Raises:
+        ConfigurationError: a model's settings are of no use, or the pool does not have it on this class.
     """
     from mosaic_routing.queues import hosting_queues
-    from mosaic_tasks.engines.hosted import read_spec
-    from mosaic_tasks.engines.simulated import SimulatedSpec
-    from mosaic_tasks.engines.vllm.gpus import why_none
-    from mosaic_tasks.engines.vllm.spec import option
     from mosaic_tasks.execution.hosted_models import host_models
 
-    if not sources:
-        raise typer.BadParameter(
-            "it is for a worker that hosts a model; name that too: --model SPEC",
-            param_hint="--gpu" if gpu else "--engine-option",
-        )
-    told = dict(option(text) for text in options)
-    specs = [read_spec(source, options=told) for source in sources]
-    computes = not all(isinstance(spec, SimulatedSpec) for spec in specs)
-    if computes and gpu not in (None, DEFAULT_CLASS) and (reason := why_none()):
-        raise typer.BadParameter(
-            f"no NVIDIA GPU here: {reason}; to compute on the processor give --gpu {DEFAULT_CLASS}",
-            param_hint="--gpu",
-        )
+    if not sources and not (group and group.models):
+        _refuse_class(class_name, options)
+        return []
+    specs, name = _specs(
+        sources, group, told=class_name or (group.gpu_class if group else None), options=options
+    )
     aliases = [spec.alias for spec in specs]
     if len(set(aliases)) < len(aliases):
         raise typer.BadParameter(
             f"two models have one alias: {', '.join(aliases)}; name it in a YAML file", param_hint="--model"
         )
-    host_models(app, specs, gpu_class=gpu or DEFAULT_CLASS)
-    return [queue for alias in aliases for queue in hosting_queues(gpu or DEFAULT_CLASS, alias)]
+    host_models(app, specs, gpu_class=name)
+    return [queue for alias in aliases for queue in hosting_queues(name, alias)]
 
 
-def _check_hosted(served: Sequence[str], hosted: Sequence[str]) -> None:
-    """Refuses queues whose calls would fail here, since their models are not hosted."""
-    from mosaic_routing.serving import unhosted, worker_commands
+def _refuse_class(class_name: str | None, options: Sequence[str]) -> None:
+    """Of a worker that hosts nothing."""
+    if class_name or options:
+        raise typer.BadParameter(
+            "it is for a worker that hosts a model; name that too: --model SPEC",
+            param_hint="--class" if class_name else "--engine-option",
+        )
+
+
+def _specs(
+    sources: list[str] | None, group: WorkerGroup | None, *, told: str | None, options: Sequence[str]
+) -> tuple[list[HostedSpec], str]:
+    """What to host, and on which GPU class."""
+    from mosaic_routing.deployment import specs_of
+    from mosaic_routing.pool import pool
+    from mosaic_tasks.engines.hosted import read_spec
+    from mosaic_tasks.engines.simulated import SimulatedSpec
+    from mosaic_tasks.engines.vllm.spec import ModelSpec, is_path
+
+    arguments = group.options if group else _options(options)
+    known = pool()
+    pooled = [each for each in sources if each in known.models and not is_path(each)] if sources else None
+    plain = [read_spec(each, options=arguments) for each in sources or () if each not in (pooled or ())]
+    computes = not plain or bool(pooled) or not all(isinstance(spec, SimulatedSpec) for spec in plain)
+    name = told or (machine_class() if computes else DEFAULT_CLASS)
+    if computes:
+        _check_gpu(name)
+    models, gpus = (pooled, 0) if pooled is not None or group is None else (group.models, group.gpus)
+    fields = specs_of(models or (), name, known, gpus=gpus, options=arguments)
+    return [*plain, *map(ModelSpec.of_pool, fields)], name
+
+
+def _check_gpu(name: str) -> None:
+    """Refuses a GPU class where there is no GPU."""
+    from mosaic_tasks.engines.vllm.gpus import why_none
+
+    if name != DEFAULT_CLASS and (reason := why_none()):
+        raise typer.BadParameter(
+            f"no NVIDIA GPU here: {reason}; to compute on the processor give --class {DEFAULT_CLASS}",
+            param_hint="--class",
+        )
+
+
+def machine_class() -> str:
+    """The class of this machine's first GPU that can be used; `cpu` where it has none."""
+    from mosaic_routing.amd import amd_gpus
+    from mosaic_routing.gpus import Nvml
+    from mosaic_tasks.engines.vllm.gpus import why_none
+
+    nvml = Nvml()
+    found = nvml.read()
+    nvml.close()
+    usable = [gpu for gpu in found.gpus or amd_gpus().gpus if gpu.gpu_class and not gpu.is_sliced]
+    if not usable and not why_none():
+        raise typer.BadParameter(f"this machine's GPU is not known: {found.why}", param_hint="--class")
+    return usable[0].gpu_class if usable else DEFAULT_CLASS
+
+
+def _served(queues: str | None, group: WorkerGroup | None, hosted: Sequence[str]) -> list[str]:
+    """The queues of a worker, in the order of the command line, of the group, or of what is usual."""
+    if queues is not None:
+        served = [queue.strip() for queue in queues.split(",") if queue.strip()]
+    elif group is not None:
+        served = list(dict.fromkeys((*group.queues, *hosted)))
+    else:
+        served = list(hosted) or default_queues(os.environ.get("MOSAIC_MODEL"))
+    _check_served(served, hosted)
+    return served
+
+
+def _check_served(served: Sequence[str], hosted: Sequence[str]) -> None:
+    """Refuses queues whose calls would fail here, since their models are not hosted, and those that are not for
+    workers to name."""
+    from mosaic_routing.serving import unhosted, untakable, worker_commands
 
     if wrong := unhosted(served, hosted):
         raise typer.BadParameter(
@@ -221,6 +330,15 @@ def _check_hosted(served: Sequence[str], hosted: Sequence[str]) -> None:
             f"{worker_commands(wrong)}",
             param_hint="--queues",
         )
+    if told := next(untakable(served), None):
+        raise typer.BadParameter(told, param_hint="--queues")
+
+
+def _pool(group: WorkerGroup | None, hosted: Sequence[str]) -> Pool:
+    """The pool of a worker that names none."""
+    if hosted:
+        return Pool.ASYNC
+    return Pool(group.pool) if group else Pool.PREFORK
 
 
 def _work(app: Celery, arguments: list[str]) -> ExitCode:

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from mosaic_queues.errors import DefinitionError
+from mosaic_routing.targets import Objective
 from mosaic_tasks.definition.grammar import AgentSpec
 from mosaic_tasks.definition.references import Path, Reference
 from mosaic_tasks.definition.schemas import schema_of
@@ -151,13 +152,27 @@ def _agent_kind(agent: AgentSpec) -> tuple[str, dict[str, Any]]:
 
 
 class Flow:
-    """Collects inputs and nodes, and builds the workflow."""
+    """Collects inputs and nodes, and builds the workflow.
+
+    Args:
+        objective: what the router cares for most.
+        deadline: a run that takes longer fails; seconds, or a text like `5m`.
+        budget: US dollars that a run may cost.
+    """
 
     def __init__(
-        self, name: str, *, description: str = "", defaults: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        description: str = "",
+        defaults: Mapping[str, Any] | None = None,
+        objective: Objective = "latency",
+        deadline: float | str | None = None,
+        budget: float | None = None,
     ) -> None:
         self._data: dict[str, Any] = {
             "name": name, "description": description, "defaults": dict(defaults or {}),
+            "objective": objective, "deadline": deadline, "budget": budget,
         }  # fmt: skip
         self._inputs: dict[str, Any] = {}
         self._nodes: dict[str, Any] = {}

@@ -304,6 +304,7 @@ class AgentOptions(TypedDict, total=False):
         seed: of sampling.
         stop: texts that end the answer.
         adapter: a LoRA adapter that the model's workers host.
+        requires: what a model and its GPU must have; the router picks who answers.
     """
 
     system: str
@@ -315,6 +316,7 @@ class AgentOptions(TypedDict, total=False):
     seed: int | None
     stop: Sequence[str]
     adapter: str
+    requires: Mapping[str, Any] | None
 
 
 @overload

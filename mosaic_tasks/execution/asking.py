@@ -53,10 +53,11 @@ class Asking:
         sent = await asyncio.to_thread(sent_of, self._process, self._run_id, self._epoch, work.claim.call)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
+        asked = msgspec.structs.replace(
+            agent, model=sent.engine, max_tokens=sent.max_tokens or agent.max_tokens
+        )
         try:
-            return await self._ask_sent(
-                work, msgspec.structs.replace(agent, model=sent.engine), names, sent, options
-            )
+            return await self._ask_sent(work, asked, names, sent, options)
         finally:
             await asyncio.shield(asyncio.to_thread(self._release, work.claim.call))
 

@@ -12,7 +12,7 @@ import structlog
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
-from mosaic_queues.broker import oldest_message
+from mosaic_queues.broker import ANY, oldest_message, see_all_levels
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
@@ -90,13 +90,15 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
 
 
 class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
-    """Has the worker's consumer acknowledge with one Redis client, where the broker is one."""
+    """Has the worker's consumer acknowledge with one Redis client, and look into all levels of priority, where the broker
+    is one."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, consumer: Any) -> None:
         """Whenever there is a new connection."""
         keep_client(consumer.task_consumer.channel)
+        see_all_levels(consumer.task_consumer.channel)
 
 
 def refuse_unhosted(queues: Sequence[str], app: Celery) -> None:
@@ -135,8 +137,13 @@ class Recovering:
         self._process.publish(run_id, self._process.plan_of(run_id), groups)
 
     def priority(self, run_id: str) -> int:
-        """What its submission said."""
-        return self._process.plan_of(run_id).plan.priority
+        """What its submission said. Where the router has placed calls, each has its own."""
+        plan = self._process.plan_of(run_id)
+        return ANY if plan.has_routed else plan.plan.priority
+
+    def deadline_s(self, run_id: str) -> float | None:
+        """What its submission or its workflow said."""
+        return self._process.plan_of(run_id).plan.deadline_s
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
         """Looks at the head of a queue. What lies in that of a dead worker counts for nothing."""

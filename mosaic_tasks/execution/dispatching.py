@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 import structlog
@@ -30,8 +30,10 @@ from mosaic_routing.targets import Ask, Decision
 from mosaic_tasks.execution.agents import question
 from mosaic_tasks.execution.fleets import Fleet, Fleets, backlog_of
 from mosaic_tasks.execution.inputs import Inputs, SkippedError
+from mosaic_tasks.execution.order import Order
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.relief import Relief
 from mosaic_tasks.execution.sent import Sent, permit_of
 
 log = structlog.get_logger(__name__)
@@ -42,6 +44,13 @@ LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
 """A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
 
+class _Terms(NamedTuple):
+    """What is left of a run's money and time."""
+
+    budget: float
+    deadline_s: float
+
+
 class Dispatcher:
     """Places the calls of one process."""
 
@@ -50,13 +59,17 @@ class Dispatcher:
         self._memory = Memory()
         self._policy = policy_of(process.settings.routing_policy)
         self._lock = threading.Lock()
+        self._fleet: Fleet | None = None
+        self._order = Order()
+        self._relief = Relief()
 
     @cached_property
     def _fleets(self) -> Fleets:
         return Fleets(self._process.client, self._process.ledger.keys, self._process.guards)
 
-    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
-        """Decides and records where calls go. Returns those to be published; the others wait, or somebody has them.
+    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
+        """Decides and records where calls go. Returns those to be published, by the priority of their messages; the
+        others wait, or somebody has them.
 
         Where that cannot be done now, they stay where they are, and the sweeper tries again.
         """
@@ -70,24 +83,28 @@ class Dispatcher:
                 calls=len(calls),
                 error=str(error),
             )
-            return []
+            return {}
 
-    def _dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
+    def _dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         self._process.learning.share()
         fleet = self._fleets.now()
         routes, decided = [], {}
-        budget = self._left_of_budget(run_id, plan)
+        terms = _Terms(self._left_of_budget(run_id, plan), self._left_s(run_id, plan))
         with self._lock:
+            if fleet is not self._fleet:
+                self._fleet = fleet
+                self._memory.retain({target.name for target in fleet.targets})
             for call in calls:
-                sent = self._decide(run_id, plan, call, fleet, budget)
+                sent = self._decide(run_id, plan, call, fleet, terms)
                 routes.append(self._route(call, sent, fleet))
                 decided[call] = sent
-        groups: dict[str, list[str]] = {}
+        groups: dict[int, dict[str, list[str]]] = {}
         queues = {route.call: route.queue for route in routes}
         for call in self._process.ledger.route(run_id, routes):
-            groups.setdefault(queues[call], []).append(call)
+            level = self._order.level(run_id, plan, call, decided[call], deadline_s=terms.deadline_s)
+            groups.setdefault(level, {}).setdefault(queues[call], []).append(call)
             self._count(run_id, call, decided[call])
-        return list(groups.items())
+        return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 
     def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
         """US dollars that the run may still cost."""
@@ -99,15 +116,28 @@ class Dispatcher:
         ).accounts
         return budget - (spent + reserved) / MICROS
 
-    def _decide(self, run_id: str, plan: PreparedPlan, call: str, fleet: Fleet, budget: float) -> Sent:
+    def _left_s(self, run_id: str, plan: PreparedPlan) -> float:
+        """Until the run's deadline."""
+        deadline_s = plan.plan.deadline_s
+        if deadline_s is None:
+            return math.inf
+        began_ms = self._process.ledger.run(run_id).created_ms
+        return max(began_ms / 1000 + deadline_s - self._process.now_ms() / 1000, 0.0)
+
+    def _decide(self, run_id: str, plan: PreparedPlan, call: str, fleet: Fleet, terms: _Terms) -> Sent:
         requirement, ask, chars = self._asked(run_id, plan, call)
+        relieved = self._relief.relieved(requirement, self._most_tokens(plan, call), fleet.load)
+        requirement = relieved.requirement
         fit = fleet.fit(requirement)
         if fit.lacks:
             return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)))
         snapshot = fleet.snapshot(requirement.capability)
-        ask = msgspec.structs.replace(ask, targets=fit.deployments, budget=budget)
+        ask = msgspec.structs.replace(
+            ask, targets=fit.deployments, budget=terms.budget, deadline_s=terms.deadline_s
+        )
         decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
-        if not decision.target and budget < math.inf:
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
+        if not decision.target and terms.budget < math.inf:
             # Where nothing is cheap enough the call is to fail, and to say so: whoever runs it does.
             ask = msgspec.structs.replace(ask, budget=math.inf)
             decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
@@ -125,7 +155,12 @@ class Dispatcher:
             input_price=target.input_price,
             output_price=target.output_price,
             chars=chars,
+            max_tokens=relieved.max_tokens,
         )
+
+    def _most_tokens(self, plan: PreparedPlan, call: str) -> int | None:
+        agent = plan.plan.nodes[CallId(call).node].agent
+        return None if agent is None else agent.max_tokens
 
     # -- what a call will ask ------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from redis import Redis
@@ -54,6 +55,12 @@ class Fleet:
     def targets(self) -> Collection[Target]:
         """All of them."""
         return self._by_name.values()
+
+    @cached_property
+    def load(self) -> float:
+        """Calls that were sent and have not ended, for each slot; 1 is what there is room for."""
+        slots = sum(target.slots for target in self.targets)
+        return sum(target.active for target in self.targets) / slots if slots else 0.0
 
     def target(self, name: str) -> Target:
         """One of the targets."""

@@ -30,6 +30,7 @@ from mosaic_tasks.engines.registry import host
 from mosaic_tasks.engines.simulated import SimulatedSpec
 from mosaic_tasks.execution.bootsteps import MosaicStep
 from mosaic_tasks.execution.direct import DirectQueue
+from mosaic_tasks.execution.machine import MachineStep
 from mosaic_tasks.execution.process import Process, process_for
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,8 @@ ROOM_S = 0.1
 """What an engine has no room for any more, or all when it died, stays in the queue after so long."""
 LOOK_S = 0.2
 """While engines start, the worker looks so often whether it is to end."""
+_PLACE = {"gpus", "tensor_parallel", "memory_gb", "kv_memory_gb", "max_running"}
+"""Fields of a spec that say where the model is, and how much there is of it: one class needs more GPUs than another."""
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """So much of each file tells models apart."""
 GAVE_UP = 1
@@ -110,7 +113,7 @@ class HostedModel:
 class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     """Starts the engines of a worker before it consumes, and ends them after it has drained."""
 
-    requires = (MosaicStep,)
+    requires = (MosaicStep, MachineStep)  # a machine is seen while its engines load
     specs: ClassVar[Sequence[HostedSpec]] = ()
     gpu_class: ClassVar[str] = "cpu"
     hosting: ClassVar[Sequence[str]] = ()
@@ -180,7 +183,7 @@ def _answers_of(spec: HostedSpec) -> dict[str, Any]:
     """What decides on the answers: of a simulated GPU the recordings, and not its pace."""
     if isinstance(spec, SimulatedSpec):
         return {"simulated": _contents(spec.recordings.expanduser())}
-    said = spec.model_dump(mode="json", exclude={"gpus", "memory_gb", "kv_memory_gb", "max_running"})
+    said = spec.model_dump(mode="json", exclude=_PLACE)
     if spec.folder is not None:
         said["model"] = _contents(spec.folder)
     said["adapters"] = {name: _contents(folder.expanduser()) for name, folder in spec.adapters.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
+from graphlib import TopologicalSorter
 
 from mosaic_queues.documents import path_text
 from mosaic_queues.errors import DefinitionError
@@ -213,9 +215,36 @@ class PreparedPlan:
         """Whether the router decides where such a call goes."""
         return self.plan.nodes[int(call.partition(".")[0])].queue == ROUTED
 
+    @cached_property
+    def has_routed(self) -> bool:
+        """Whether the router places any of its calls."""
+        return any(node.queue == ROUTED for node in self.plan.nodes)
+
     def learned_name(self, number: int) -> str:
         """Under which name the lengths of a node's prompts and answers are learned."""
         return f"{self.plan.name}/{self.plan.nodes[number].name}"
+
+    def fan_out(self, number: int) -> int:
+        """How many nodes read a node's output."""
+        return self._shape[0][number]
+
+    def depth(self, number: int) -> int:
+        """Nodes on the longest way from a node to the run's end, itself included."""
+        return self._shape[1][number]
+
+    @cached_property
+    def _shape(self) -> tuple[list[int], list[int]]:
+        fan_out, depth = [0] * len(self.plan.nodes), [1] * len(self.plan.nodes)
+        for number in self._backwards():
+            for source in self.plan.nodes[number].deps:
+                fan_out[source] += 1
+                depth[source] = max(depth[source], depth[number] + 1)
+        return fan_out, depth
+
+    def _backwards(self) -> Iterator[int]:
+        """The nodes, each after those that read it."""
+        graph = {number: node.deps for number, node in enumerate(self.plan.nodes)}
+        return reversed(list(TopologicalSorter(graph).static_order()))
 
     def is_concurrent(self, call: str) -> bool:
         """Whether such calls run together on an event loop."""

@@ -63,8 +63,8 @@ class Host(Protocol):
 class Places(Protocol):
     """What decides where calls go that the router is to place."""
 
-    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:
-        """Records where they go; returns those to be published now."""
+    def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
+        """Records where they go; returns those to be published now, by the priority of their messages."""
 
 
 class Process:
@@ -187,6 +187,8 @@ class Process:
         self._count_slots()
         self._compare_clocks()
         self._hand_back()
+        if "learning" in self.__dict__:
+            self.learning.share()  # those that place calls do by themselves; workers that answer have news for them
 
     def _compare_clocks(self) -> None:
         """How far the server's clock is ahead of this machine's."""
@@ -230,19 +232,21 @@ class Process:
 
     def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
         """Publishes ready calls in batches that suit their measured length and the workers there are."""
-        placed = self._placed(run_id, plan, groups)
-        if placed:
-            self.outbox.publish(
-                run_id, placed, batch_size=self._batch_size(plan), priority=plan.plan.priority
-            )
+        for level, placed in self._placed(run_id, plan, groups).items():
+            self.outbox.publish(run_id, placed, batch_size=self._batch_size(plan), priority=level)
 
-    def _placed(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups, with the calls in the queues where the router sends them."""
+    def _placed(
+        self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]
+    ) -> Mapping[int, Sequence[Group]]:
+        """The groups by the priority of their messages; calls that the router is to place are where it sends them."""
         routed = [call for _, calls in groups for call in calls if plan.is_routed(call)]
         if not routed or self.places is None:
-            return groups
+            return {plan.plan.priority: groups} if groups else {}
+        placed = self.places.dispatch(run_id, plan, routed)
         rest = [(queue, [call for call in calls if not plan.is_routed(call)]) for queue, calls in groups]
-        return [group for group in rest if group[1]] + self.places.dispatch(run_id, plan, routed)
+        if left := [group for group in rest if group[1]]:
+            placed.setdefault(plan.plan.priority, []).extend(left)
+        return placed
 
     def stencil(self, run_id: str, plan: PreparedPlan, call: str) -> Stencil | None:
         """For letters of a call of a run; see `Outbox.stencil`. None also where the router decides about its queue."""
@@ -253,10 +257,9 @@ class Process:
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
-        placed = self._placed(run_id, plan, header)
-        if placed:
+        for level, placed in self._placed(run_id, plan, header).items():
             self.outbox.publish_chord(
-                run_id, placed, close, batch_size=self._batch_size(plan), priority=plan.plan.priority
+                run_id, placed, close, batch_size=self._batch_size(plan), priority=level
             )
 
     def redo(

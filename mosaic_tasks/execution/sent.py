@@ -19,6 +19,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         input_tokens, output_tokens: predicted.
         input_price, output_price: US dollars for a million tokens.
         chars: of the prompt.
+        max_tokens: of the answer, where it is cut shorter than its agent says.
     """
 
     decision: Decision
@@ -29,6 +30,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     input_price: float = 0.0
     output_price: float = 0.0
     chars: int = 0
+    max_tokens: int | None = None
 
     @property
     def model(self) -> str:

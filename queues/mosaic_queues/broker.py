@@ -13,10 +13,14 @@ import msgspec
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from mosaic_queues.topology import LEVELS
+
 SLICE = 500
 MAX_SCAN = 20_000
 LOOK_AT = 200
 """Messages of other tasks that may lie before the oldest of ours."""
+ANY = -1
+"""Stands for a priority: messages of all of them."""
 UNKNOWN = 0.0
 """Older than anything: the queue may hold what is looked for."""
 _CORRELATION_ID = re.compile(rb'"correlation_id":\s*"([^"]+)"')
@@ -31,6 +35,8 @@ class Broker:
 
     def __init__(self, channel: Any) -> None:
         self._channel, self._client = channel, channel.client
+        self._own_steps: tuple[int, ...] = tuple(channel.priority_steps)
+        see_all_levels(channel)
         self._queues: dict[str, Collection[str] | None] = {}
         self._unacked: dict[str, str] | None = None
 
@@ -53,8 +59,11 @@ class Broker:
 
     def oldest(self, queue: str, priority: int) -> float | None:
         """When the oldest of our messages of a queue and priority was published, as `oldest_message` tells it."""
-        name = self._list(queue, priority)
-        return next(self._heads(name), None)
+        if priority == ANY:
+            lists = set(self._lists(queue))
+        else:
+            lists = {self._list(queue, priority), self._list(queue, self._own_step(priority))}
+        return min((head for name in lists for head in self._heads(name)), default=None)
 
     def move(self, source: str, target: str, *, most: int) -> int:
         """Moves messages to the front of another queue, the most urgent and oldest first; returns how many."""
@@ -64,8 +73,12 @@ class Broker:
                 moved += 1
         return moved
 
+    def _own_step(self, priority: int) -> int:
+        """Where the app itself puts messages of a priority; it may tell fewer apart."""
+        return max((step for step in self._own_steps if step <= priority), default=self._own_steps[-1])
+
     def _list(self, queue: str, priority: int) -> str:
-        """The list behind a queue and a priority, under the app's key prefix; several priorities may share one."""
+        """The list behind a queue and a priority, under the app's key prefix."""
         return f"{self._channel.global_keyprefix}{self._channel._q_for_pri(queue, priority)}"
 
     def _lists(self, queue: str) -> list[str]:
@@ -104,6 +117,13 @@ class Broker:
             pairs += [(task_id, tag.decode()) for tag, raw in found.items() for task_id in task_ids(raw)]
             if not int(cursor):
                 return pairs
+
+
+def see_all_levels(channel: Any) -> None:
+    """Has a channel of kombu's Redis transport look into the lists of all levels of priority, not only into those that
+    its app tells apart: others publish with other apps."""
+    if hasattr(channel, "priority_steps"):
+        channel.priority_steps = sorted({*channel.priority_steps, *LEVELS})
 
 
 class _Headers(msgspec.Struct):
@@ -158,6 +178,7 @@ def move_messages(app: Celery, source: str, target: str, *, most: int) -> int:
 def delete_queue(app: Celery, queue: str) -> None:
     """Deletes a queue with all of its messages."""
     with app.connection_for_write() as connection, connection.channel() as channel:
+        see_all_levels(channel)
         channel.queue_delete(queue)
 
 

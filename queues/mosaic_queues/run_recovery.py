@@ -15,6 +15,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from mosaic_queues.connection import server_ms
+from mosaic_queues.errors import UnknownRun
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import forget_dead, live_processes
 from mosaic_queues.run_sizes import RunSizes
@@ -96,6 +97,9 @@ class RecoveryHost(Protocol):
     def priority(self, run_id: str) -> int:
         """The priority of a run's messages."""
 
+    def deadline_s(self, run_id: str) -> float | None:
+        """How long a run may take."""
+
     def oldest_message(self, queue: str, priority: int) -> float | None:
         """When the oldest message of a queue and a priority was published (Unix seconds), None: there is none."""
 
@@ -171,12 +175,24 @@ class RunRecovery:
                 ended.append(run_id)
             elif standing.since_ms + self._limits.max_run_s * 1000 < now_ms:
                 self._end(run_id, self._too_old())
+            elif late := self._late(run_id, now_ms - standing.since_ms):
+                self._end(run_id, late)
             else:
                 running.append(run_id)
         for run_id in ended:
             self._host.over(run_id)
         self._ledger.unlist_runs(ended)
         return running
+
+    def _late(self, run_id: str, taken_ms: int) -> str:
+        """What a run that is past its deadline fails with; empty: it is not."""
+        try:
+            deadline_s = self._host.deadline_s(run_id)
+        except UnknownRun:
+            return ""
+        if deadline_s is None or taken_ms <= deadline_s * 1000:
+            return ""
+        return f"not finished within its deadline of {deadline_s:g} s"
 
     def _too_old(self) -> str:
         return (

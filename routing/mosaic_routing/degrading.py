@@ -20,7 +20,7 @@ CALM_S = 15.0
 """For so long the load must be low before the last step ends."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing to give up.
 
     Attributes:

@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from mosaic_queues.documents import read_model
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.settings import settings
 from mosaic_routing.classes import Format
+from mosaic_routing.degrading import Step
 from mosaic_routing.guards.limits import Limits
 from mosaic_routing.memory import active_parameters, layers, parameters, weight_bytes
 from mosaic_routing.queues import API_PREFIX, HOSTED
@@ -232,16 +241,30 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return not self.gpu_class.startswith(API)
 
 
+def _step(value: Any) -> Any:
+    if isinstance(value, Step):
+        return value
+    try:
+        return msgspec.convert(value, Step)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"it is no step: {error}") from None
+
+
+DegradingStep = Annotated[Step, PlainValidator(_step)]
+
+
 class ModelPool(_Part):
     """The models, by name, and what may be used of them.
 
     Attributes:
         limits: of deployments, providers, models and tenants.
+        degrading: what to give up under load, in this order.
     """
 
     version: Literal[1] = 1
     models: dict[Name, Model] = {}
     limits: Limits = Limits()
+    degrading: tuple[DegradingStep, ...] = ()
 
     def model(self, name: str) -> Model:
         """A model.

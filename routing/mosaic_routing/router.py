@@ -174,7 +174,7 @@ class _Case(NamedTuple):
 
     @property
     def turned(self) -> list[_Candidate]:
-        """The candidates from another one on for each call, so that of equal ones processes do not all take the same."""
+        """The candidates, beginning elsewhere for each call: of equal ones processes shall not all take the same."""
         start = self.chance % len(self.candidates)
         return self.candidates[start:] + self.candidates[:start]
 
@@ -248,8 +248,9 @@ def _random(case: _Case) -> _Candidate:
 
 def _affinity(case: _Case) -> _Candidate:
     """The most cached tokens within the share; where that is not half of the prompt, the home."""
-    best = max(case.turned, key=lambda one: 0.0 if _is_full(case, one) else one.cached_tokens)
-    return best if best.cached_tokens > case.ask.input_tokens / 2 and not _is_full(case, best) else _home(case)
+    half = case.ask.input_tokens / 2
+    within = [one for one in case.turned if one.cached_tokens > half and not _is_full(case, one)]
+    return max(within, key=lambda one: one.cached_tokens) if within else _home(case)
 
 
 def _outstanding(one: _Candidate) -> float:

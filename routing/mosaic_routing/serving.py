@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mosaic_routing.queues import API_PREFIX, DIRECT_PREFIX, GPU_PREFIX
+from mosaic_routing.queues import API_PREFIX, DIRECT_PREFIX, GPU_PREFIX, ROUTED
 
 _HOSTED = re.compile(r"mosaic\.(?P<gpu_class>[a-z0-9-]+)\.(?P<model>.+)")
 """`mosaic.gpu.NAME` and `mosaic.CLASS.NAME`, of a model that a worker hosts."""
@@ -34,11 +34,20 @@ def unhosted(queues: Iterable[str], hosting: Collection[str]) -> list[str]:
     return [queue for queue in queues if hosted_model(queue) and queue not in hosting]
 
 
+def untakable(queues: Iterable[str]) -> Iterator[str]:
+    """Why nobody may name some of the queues of a worker, a sentence each."""
+    for queue in queues:
+        if queue == ROUTED:
+            yield f"no worker takes from {ROUTED!r}, where calls wait for the router; leave it out"
+        elif queue.startswith(DIRECT_PREFIX):
+            yield f"{queue!r} belongs to one worker, which takes from it by itself; leave it out"
+
+
 def _hosting(queue: str) -> str:
     found = _HOSTED.fullmatch(queue)
     assert found is not None
     gpu_class = "CLASS" if queue.startswith(GPU_PREFIX) else found["gpu_class"]
-    return f"mosaic worker --gpu {gpu_class} --model SPEC (the model with the alias {found['model']!r})"
+    return f"mosaic worker --class {gpu_class} --model SPEC (the model with the alias {found['model']!r})"
 
 
-__all__ = ["hosted_model", "unhosted", "worker_commands"]
+__all__ = ["hosted_model", "unhosted", "untakable", "worker_commands"]

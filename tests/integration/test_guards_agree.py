@@ -53,7 +53,24 @@ QUERY = Query(
 
 AMOUNTS = [0, 1, 2, 5, 1_000, 20_000, MAX_AMOUNT]
 MONEY = [0, 1, 200_000, 400_000, 1_000_000, MAX_MICROS]
-PASSED_MS = [1, 1, 40, 700, 700, 3_000, 3_000, 12_000, 90_000, 8_000_000, DAY_MS, -250, -600_000]
+PASSED_MS = [
+    1,
+    1,
+    40,
+    180,
+    180,
+    700,
+    3_000,
+    4_900,
+    7_000,
+    7_000,
+    12_000,
+    90_000,
+    8_000_000,
+    DAY_MS,
+    -250,
+    -600_000,
+]
 PERMITS = ["a", "b", "c", "d"]
 
 
@@ -65,7 +82,7 @@ class Walk:
 
     def steps(self) -> Iterator[tuple[str, Any]]:
         kinds = ["pass"] * 4 + ["admit"] * 5 + ["settle"] * 4 + ["renew"]
-        for _ in range(80):
+        for _ in range(120):
             kind = self._random.choice(kinds)
             yield kind, getattr(self, f"_{kind}")()
 
@@ -76,7 +93,7 @@ class Walk:
         return Request(
             permit=self._random.choice(PERMITS),
             need=self._need(),
-            expiry_ms=self._random.choice([EXPIRY_MS, EXPIRY_MS, 60_000]),
+            expiry_ms=self._random.choice([400, 3_000, EXPIRY_MS, 60_000]),
             is_forced=self._random.random() < 0.1,
             replaces=self._random.random() < 0.2,
         )
@@ -93,7 +110,7 @@ class Walk:
             charges=tuple(
                 Charge(account, pick.choice(MONEY), pick.choice([1_000_000, 1_000_000, None]), period)
                 for account, period in QUERY.accounts
-                if pick.random() < 0.2
+                if pick.random() < 0.4
             ),
             breaker=pick.choice(["", "dep", "dep", "dep"]),
             policy=POLICY,
@@ -112,7 +129,7 @@ class Walk:
             pause_ms=pick.choice([0, 0, 2_500, 10**12]),
             jitter=pick.randint(0, 1_000),
             tokens=pick.choice([-1, 0, 3, 50_000, MAX_AMOUNT]),
-            cost=pick.choice([-1, 0, 0, 1_500_000, MAX_MICROS]),
+            cost=pick.choice([-1, 0, 0, MAX_MICROS]),
             requests_told=self._told(),
             tokens_told=self._told(),
         )

@@ -114,7 +114,7 @@ def test_affinity_that_keeps_to_the_bound_loads_no_target_beyond_it(
 
 def test_work_fades_and_never_overflows() -> None:
     memory = Memory()
-    for _ in range(30_000):
+    for _ in range(60_000):
         memory.note("a", (), work_tokens=1e6)
     memory.note("b", ())
     assert memory.is_full("a", share=0.5)

@@ -227,7 +227,8 @@ def test_the_model_comes_from_the_agent_then_the_environment_then_the_default(
     [
         (
             "openia:gpt-x",
-            r"'openia'.*known: 'extractive', 'openai:<model>', 'replay:<file>', 'vllm:<model>'; did you mean 'openai'",
+            r"'openia'.*known: 'extractive', 'openai:<model>', 'replay:<file>', 'simulated:<model>', 'vllm:<model>'; "
+            "did you mean 'openai'",
         ),
         ("gpt-x", r"no engine is called 'gpt-x'"),
         ("openai", r"names no model; write 'openai:<name"),

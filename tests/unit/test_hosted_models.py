@@ -29,7 +29,7 @@ class Engine:
 
     on_start: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
     load_now: ClassVar[EngineLoad] = EngineLoad(slots=5)
-    ready, state, phase = False, "loading", "loading weights"
+    name, ready, state, phase = "vllm", False, "loading", "loading weights"
 
     def __init__(self, spec: ModelSpec, *, on_give_up: Callable[[str], None]) -> None:
         self.spec, self.on_give_up = spec, on_give_up
@@ -43,6 +43,22 @@ class Engine:
     def load(self) -> EngineLoad:
         asyncio.get_running_loop()  # what it is read from changes on the loop
         return self.load_now
+
+
+class Direct:
+    """In the place of the worker's own queue, to which nothing comes."""
+
+    def __init__(self, _process: Any) -> None:
+        pass
+
+    def enter(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def take_waiting(self, _deployment: str, *, most: int) -> int:
+        return min(most, 0)
 
 
 class Inventory:
@@ -73,9 +89,10 @@ def inventory(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     made = Inventory()
     for name in ("publish", "withdraw", "engines"):
         monkeypatch.setattr(hosted_models, name, getattr(made, name))
-    process = SimpleNamespace(client=None, holder="here/1/a")
+    process = SimpleNamespace(client=None, holder="here/1/a", facts=SimpleNamespace(hostname="w@here"))
     monkeypatch.setattr(hosted_models, "process_for", lambda _app: process)
-    monkeypatch.setattr(hosted_models, "Supervisor", Engine)
+    monkeypatch.setattr(hosted_models, "hosted_engine", Engine)
+    monkeypatch.setattr(hosted_models, "DirectQueue", Direct)
     for pause in ("REPORT_S", "ROOM_S"):
         monkeypatch.setattr(hosted_models, pause, 0.01)
     for wish in ("should_stop", "should_terminate"):
@@ -86,9 +103,13 @@ def inventory(monkeypatch: pytest.MonkeyPatch) -> Inventory:
 class Worker:
     """As much of Celery's worker as the step sees."""
 
-    app = None
+    hostname = "w@here"
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *models: ModelSpec) -> None:
+        self.queues: list[str] = []
+        self.app = SimpleNamespace(
+            amqp=SimpleNamespace(queues=SimpleNamespace(select_add=self.queues.append))
+        )
         self.pool = SimpleNamespace(loop=loop, slots=Slots(256))
         named = {"specs": models}
         self.step = type("Step", (ModelsStep,), named)(self)
@@ -189,8 +210,8 @@ class TestRunning:
         self, loop: asyncio.AbstractEventLoop, inventory: Inventory
     ) -> None:
         hosted_models.HostedModel(
-            SimpleNamespace(holder="here"), spec(), gpu_class="cpu"
-        ).supervisor.on_give_up("it died 4 times")
+            SimpleNamespace(facts=SimpleNamespace(hostname="w@here")), spec(), gpu_class="cpu"
+        ).engine.on_give_up("it died 4 times")
         assert worker_state.should_stop == GAVE_UP
 
     def test_an_engine_that_has_started_is_reported_as_ready(

@@ -105,6 +105,12 @@ def test_old_answers_fade() -> None:
     assert lengths.answer("chat", "llama", input_tokens=100.0).mean < 100.0
 
 
+def test_a_length_is_worth_half_of_one_that_came_a_half_life_later() -> None:
+    histogram = Histogram().with_length(10.0, 0.0).with_length(1000.0, HALF_LIFE_S)
+    first, last = (histogram.counts[bucket] for bucket in sorted(histogram.counts))
+    assert last == pytest.approx(2 * first)
+
+
 @given(st.floats(0, 1e6))
 def test_fading_changes_no_mean(now_s: float) -> None:
     histogram = _histogram([(10.0, 0.0), (30.0, 0.0)] * 50)

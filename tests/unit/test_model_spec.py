@@ -541,15 +541,21 @@ class TestEnding:
         assert len(killed) == (not works)
 
 
+class HostedStandIn(ExtractiveEngine):
+    """In the place of vLLM's."""
+
+    name = "vllm"
+
+
 class TestHosting:
     def test_a_hosted_engine_answers_for_its_alias_on_its_loop(self) -> None:
         async def hosted() -> None:
-            engine = ExtractiveEngine()
+            engine = HostedStandIn()
             host(engine, "tiny")
             host(engine, "tiny")
             assert engine_for("vllm:tiny") is engine
             with pytest.raises(ConfigurationError, match="two models are called 'tiny'"):
-                host(ExtractiveEngine(), "tiny")
+                host(HostedStandIn(), "tiny")
             with pytest.raises(EngineRefused, match=r"'vllm:other'; start one .*mosaic worker --gpu"):
                 engine_for("vllm:other")
             await close_engines()

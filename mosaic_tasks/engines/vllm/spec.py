@@ -121,6 +121,19 @@ class ModelSpec(BaseModel):
         fields: dict[str, Any] = _fields(Path(source)) if source.endswith(YAML_ENDS) else {"model": source}
         if options:
             fields = fields | {"options": {**(fields.get("options") or {}), **options}}
+        return cls._of(fields, source)
+
+    @classmethod
+    def of_pool(cls, fields: Mapping[str, Any]) -> ModelSpec:
+        """The spec of a model of the model pool.
+
+        Raises:
+            ConfigurationError: the pool says what is of no use.
+        """
+        return cls._of(fields, f"of the model pool, {fields['alias']}")
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any], source: str) -> ModelSpec:
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

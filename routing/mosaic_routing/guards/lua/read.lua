@@ -1,14 +1,21 @@
 -- How limits stand.
 -- arg: leases, breakers: names; buckets {{name, 1, rate, size}}; accounts {{account, is_daily}}
 -- Returns {{number, weight}, ...}, {{state, wait_ms}, ...}, {wait_ms, ...}, {{spent, reserved}, ...}.
+local SLICE = 1000   -- as many as Lua can unpack, by far
 tidy()
 local leases, breakers, buckets, accounts = {}, {}, {}, {}
-for i, name in ipairs(arg.leases) do
-  local raw = redis.call('HMGET', LEASES, 'n:' .. name, 'w:' .. name)
-  leases[i] = {tonumber(raw[1] or 0), tonumber(raw[2] or 0)}
+for first = 1, #arg.leases, SLICE do
+  local fields = {}
+  for i = first, math.min(first + SLICE - 1, #arg.leases) do
+    fields[#fields + 1] = 'n:' .. arg.leases[i]
+    fields[#fields + 1] = 'w:' .. arg.leases[i]
+  end
+  local raw = redis.call('HMGET', LEASES, unpack(fields))
+  for i = 1, #raw, 2 do leases[#leases + 1] = {tonumber(raw[i] or 0), tonumber(raw[i + 1] or 0)} end
 end
 for i, name in ipairs(arg.breakers) do
-  local breaker = read_breaker(name)
+  local raw = redis.call('HMGET', PREFIX .. 'breaker:' .. name, 'state', 'until', 'probe')
+  local breaker = {state = raw[1] or 'closed', ['until'] = raw[2], probe = raw[3]}
   breakers[i] = {breaker.state, breaker_wait(breaker)}
 end
 for i, take in ipairs(arg.buckets) do buckets[i] = bucket_wait(take, 1) end

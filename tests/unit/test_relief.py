@@ -1,0 +1,61 @@
+"""What is given up under load, as the pool declares it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mosaic_queues.errors import ConfigurationError
+from mosaic_queues.settings import settings
+from mosaic_routing import degrading
+from mosaic_routing.pool import pool
+from mosaic_routing.requirements import Requirement
+from mosaic_tasks.execution.relief import Relief
+
+POOL = """
+models:
+  large: {context_tokens: 100, providers: [{provider: p, model: l}]}
+  small: {context_tokens: 100, providers: [{provider: p, model: s}]}
+degrading:
+  - {kind: cheaper_model, load: 1.0, model: small}
+  - {kind: shorter_output, load: 2.0, share: 0.5}
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "models.yaml"
+    path.write_text(POOL)
+    monkeypatch.setenv("MOSAIC_MODELS", str(path))
+    monkeypatch.setattr(degrading, "HOLD_S", 0.0)
+    settings.cache_clear()
+    return path
+
+
+def test_steps_are_taken_in_their_order_and_told(models: Path) -> None:
+    relief, wanted = Relief(), Requirement(model="large")
+    assert relief.relieved(wanted, 100, 0.5).requirement == wanted
+    relief.relieved(wanted, 100, 3.0)
+    first = relief.relieved(wanted, 100, 3.0)
+    assert first.requirement.model == "small"
+    for _ in range(3):
+        second = relief.relieved(wanted, 100, 3.0)
+    assert second.max_tokens == 50
+    assert [sentence.partition(": ")[2] for sentence in second.sentences] == [
+        "asked small instead of large",
+        "limited the answer to 50 instead of 100 tokens",
+    ]
+
+
+def test_an_answer_without_a_limit_is_not_cut(models: Path) -> None:
+    relief = Relief()
+    for _ in range(5):
+        found = relief.relieved(Requirement(model="large"), None, 3.0)
+    assert found.max_tokens is None
+
+
+def test_a_step_that_is_none_is_told_by_file_and_line(models: Path) -> None:
+    models.write_text(POOL.replace("share: 0.5", "share: 7"))
+    with pytest.raises(ConfigurationError, match=r"models\.yaml:7: field 'degrading\[1\]'.*7\.0 is no share"):
+        pool()
