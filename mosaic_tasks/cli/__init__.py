@@ -11,10 +11,14 @@ from typer.core import TyperGroup
 
 from mosaic_tasks.cli import (
     batching,
+    dead,
     defining,
     doctor,
     engines,
     infra,
+    manifests,
+    metrics,
+    probing,
     rerunning,
     running,
     streaming,
@@ -114,10 +118,15 @@ for _command in (
     working.worker,
     engines.engines,
     infra.infra,
+    metrics.metrics,
+    manifests.manifests,
+    probing.probe,
+    probing.drain,
     topology.topology,
     doctor.doctor,
 ):
     application.command()(_command)
+application.add_typer(dead.dead, name="dead")
 
 
 def main() -> None:

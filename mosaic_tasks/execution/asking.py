@@ -7,22 +7,28 @@ hold up for longer than a moment goes back, so that the router may send it elsew
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from mosaic_queues.errors import EngineGone, EngineRefused, ServerError
+from mosaic_queues.transitions import route_of
 from mosaic_routing.guards import GuardedCall, Limited, Need
 from mosaic_routing.pool import pool
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.registry import engine_for
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
+from mosaic_tasks.execution.hedged import first_answer
 from mosaic_tasks.execution.outcomes import Work
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.sent import Sent, permit_of, sent_of
+from mosaic_tasks.execution.sent import Sent, permit_of
+
+log = structlog.get_logger(__name__)
 
 HELD_UP_S = 1.0
 """A call that limits hold up for longer gives its place to another."""
@@ -50,25 +56,61 @@ class Asking:
         }
         if not self._plan.is_routed(work.claim.call):
             return await run_agent(agent, names, **options)
-        sent = await asyncio.to_thread(sent_of, self._process, self._run_id, self._epoch, work.claim.call)
+        sent = await asyncio.to_thread(self.sent, work.claim.call)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
-        asked = msgspec.structs.replace(
-            agent, model=sent.engine, max_tokens=sent.max_tokens or agent.max_tokens
-        )
+        first = self._ask_sent(work, agent, names, sent, options)
         try:
-            return await self._ask_sent(work, asked, names, sent, options)
+            if not sent.is_provider or options.get("on_delta") or self._process.places is None:
+                return await first
+            second = partial(self._second, work, agent, names, sent, options)
+            return await first_answer(first, second, after_s=sent.straggles_after_s)
         finally:
             await asyncio.shield(asyncio.to_thread(self._release, work.claim.call))
+
+    def sent(self, call: str) -> Sent | None:
+        """Where a call was sent that this process claimed; None: that is not recorded."""
+        raw = self._process.value(self._run_id, self._epoch, route_of(call))
+        if raw is None:
+            (raw,) = self._process.ledger.outputs(self._run_id, [route_of(call)])
+        return None if raw is None else msgspec.msgpack.decode(raw, type=Sent)
+
+    async def _second(
+        self,
+        work: Work,
+        agent: AgentPlan,
+        names: Mapping[str, Any],
+        sent: Sent,
+        options: Mapping[str, Any],
+        elapsed_s: float,
+    ) -> Coroutine[Any, Any, AgentAnswer] | None:
+        """The same at another provider, where that is worth it."""
+        places, call = self._process.places, work.claim.call
+        assert places is not None
+        other = await asyncio.to_thread(places.elsewhere, self._run_id, self._plan, call, sent, elapsed_s)
+        if other is None:
+            return None
+        log.info(
+            "call.hedged",
+            what="an answer takes long, another provider is asked too",
+            run=self._run_id,
+            call=call,
+            target=other.decision.target,
+            after_s=round(elapsed_s, 3),
+        )
+        return self._ask_sent(work, agent, names, other, options)
 
     async def _ask_sent(
         self, work: Work, agent: AgentPlan, names: Mapping[str, Any], sent: Sent, options: Mapping[str, Any]
     ) -> AgentAnswer:
+        agent = msgspec.structs.replace(
+            agent, model=sent.engine, max_tokens=sent.max_tokens or agent.max_tokens
+        )
         try:
             engine_for(sent.engine)
         except EngineRefused as error:  # another worker hosts it: the call was moved, or taken from its queue
             raise EngineGone(str(error)) from None
-        permit = f"{permit_of(self._run_id, work.claim.call)}#{work.claim.fence}"
+        permit = f"{permit_of(self._run_id, work.claim.call)}#{work.claim.fence}@{sent.decision.target}"
         try:
             async with self._process.guards.admit(
                 self._need(sent), wait_s=HELD_UP_S, permit=permit

@@ -13,15 +13,18 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
 from mosaic_queues.broker import ANY, oldest_message, see_all_levels
+from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
+from mosaic_queues.topology import topology
 from mosaic_queues.transitions import INPUTS_CALL, Group
 from mosaic_routing.queues import DIRECT_PREFIX
 from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
+from mosaic_tasks.execution.burying import BuryingStep
 from mosaic_tasks.execution.direct import delete_deserted
 from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.machine import MachineStep
@@ -56,6 +59,7 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
             sys.path.append(os.getcwd())
         facts = facts_of(parent)
         refuse_unhosted(facts.queues, parent.app)
+        refuse_topology()
         set_worker_facts(facts)
 
     def start(self, parent: Any) -> None:
@@ -113,6 +117,19 @@ def refuse_unhosted(queues: Sequence[str], app: Celery) -> None:
         told = f"it does not host what it would serve, {named}; start instead: {worker_commands(wrong)}"
         log.error("worker.refused", what=told)
         raise SystemExit(REFUSED)
+
+
+def refuse_topology() -> None:
+    """Ends a worker whose topology cannot be read: it names where dead letters go.
+
+    Raises:
+        SystemExit: it cannot.
+    """
+    try:
+        topology()
+    except ConfigurationError as error:
+        log.error("worker.refused", what="the worker does not start", error=str(error))
+        raise SystemExit(REFUSED) from None
 
 
 def facts_of(worker: Any) -> WorkerFacts:
@@ -192,4 +209,4 @@ def _close_child(**_options: Any) -> None:
 def install_steps(app: Celery) -> None:
     """Adds the steps to the workers of an app."""
     app.steps["worker"].update((MosaicStep, MachineStep))
-    app.steps["consumer"].add(LeanConsumer)
+    app.steps["consumer"].update((LeanConsumer, BuryingStep))

@@ -22,6 +22,7 @@ from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import evaluate
 from mosaic_tasks.execution.agents import AgentAnswer
 from mosaic_tasks.execution.asking import Asking
+from mosaic_tasks.execution.burying import bury_lost
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
@@ -72,7 +73,9 @@ class Execution:
         call = CallId(claim.call)
         node = self.plan.node(call.node)
         if claim.losses >= self.process.settings.max_losses:
-            return failure(node, claim, CallLost(f"the process that ran it died {claim.losses} times"))
+            lost = CallLost(f"the process that ran it died {claim.losses} times")
+            bury_lost(self.process, self.run_id, claim, queue=node.plan.queue, reason=lost)
+            return failure(node, claim, lost)
         try:
             prepared = self._prepare(claim, call, node, holder)
             return prepared._replace(opened=opened) if isinstance(prepared, Work) else prepared

@@ -23,10 +23,13 @@ from mosaic_queues.transitions import Group, Route
 from mosaic_routing.affinity import Memory, fingerprints
 from mosaic_routing.guards import Query
 from mosaic_routing.guards.budgets import MICROS
+from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
+from mosaic_routing.lengths import Length
+from mosaic_routing.pool import API
 from mosaic_routing.queues import ROUTED
 from mosaic_routing.requirements import Requirement
 from mosaic_routing.router import Policy, PolicyName, route
-from mosaic_routing.targets import Ask, Decision
+from mosaic_routing.targets import Ask, Decision, Target
 from mosaic_tasks.execution.agents import question
 from mosaic_tasks.execution.fleets import Fleet, Fleets, backlog_of
 from mosaic_tasks.execution.inputs import Inputs, SkippedError
@@ -60,6 +63,7 @@ class Dispatcher:
         self._policy = policy_of(process.settings.routing_policy)
         self._lock = threading.Lock()
         self._fleet: Fleet | None = None
+        self._hedges = Hedges()
         self._order = Order()
         self._relief = Relief()
 
@@ -106,6 +110,33 @@ class Dispatcher:
             self._count(run_id, call, decided[call])
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 
+    def elsewhere(
+        self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, elapsed_s: float
+    ) -> Sent | None:
+        """Another provider for a call that takes long at one; None: that is not worth it now."""
+        fleet = self._fleets.now()
+        requirement, ask, _, length = self._asked(run_id, plan, call)
+        providers = tuple(name for name in fleet.fit(requirement).deployments if name.startswith(API))
+        if not providers:
+            return None
+        ask = msgspec.structs.replace(
+            ask, targets=providers, excluded=(sent.decision.target,), output_tokens=length.p95
+        )
+        decision = route(ask, fleet.snapshot(requirement.capability), policy=self._policy)
+        with self._lock:
+            if not is_worth_hedging(
+                elapsed_s=elapsed_s,
+                after_s=sent.straggles_after_s,
+                elsewhere=decision,
+                here_tokens_s=0.0,
+                hedges=self._hedges,
+            ):
+                return None
+            self._hedges = self._hedges.with_hedge()
+        return self._sent(
+            decision, fleet.target(decision.target), ask, chars=sent.chars, max_tokens=sent.max_tokens
+        )
+
     def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
         """US dollars that the run may still cost."""
         budget = plan.plan.budget_usd
@@ -125,7 +156,7 @@ class Dispatcher:
         return max(began_ms / 1000 + deadline_s - self._process.now_ms() / 1000, 0.0)
 
     def _decide(self, run_id: str, plan: PreparedPlan, call: str, fleet: Fleet, terms: _Terms) -> Sent:
-        requirement, ask, chars = self._asked(run_id, plan, call)
+        requirement, ask, chars, length = self._asked(run_id, plan, call)
         relieved = self._relief.relieved(requirement, self._most_tokens(plan, call), fleet.load)
         requirement = relieved.requirement
         fit = fleet.fit(requirement)
@@ -145,7 +176,21 @@ class Dispatcher:
             return Sent(decision)
         snapshot.sent(decision)
         self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
+        self._hedges = self._hedges.with_call()
         target = fleet.target(decision.target)
+        return self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
+
+    def _sent(
+        self,
+        decision: Decision,
+        target: Target,
+        ask: Ask,
+        *,
+        chars: int,
+        max_tokens: int | None,
+        p95: float = math.inf,
+    ) -> Sent:
+        after_s = hedge_after_s(decision, target, output_tokens=ask.output_tokens, p95=p95)
         return Sent(
             decision,
             deployment=target.deployment,
@@ -155,7 +200,8 @@ class Dispatcher:
             input_price=target.input_price,
             output_price=target.output_price,
             chars=chars,
-            max_tokens=relieved.max_tokens,
+            max_tokens=max_tokens,
+            straggles_after_s=after_s,
         )
 
     def _most_tokens(self, plan: PreparedPlan, call: str) -> int | None:
@@ -164,8 +210,9 @@ class Dispatcher:
 
     # -- what a call will ask ------------------------------------------------------------------------------------------
 
-    def _asked(self, run_id: str, plan: PreparedPlan, call: str) -> tuple[Requirement, Ask, int]:
-        """What a call will ask, as far as it can be told before it runs; and the characters of its prompt."""
+    def _asked(self, run_id: str, plan: PreparedPlan, call: str) -> tuple[Requirement, Ask, int, Length]:
+        """What a call will ask, as far as it can be told before it runs; the characters of its prompt, and how long its
+        answer will be."""
         node = plan.node(CallId(call).node)
         agent = node.plan.agent
         requirement = (agent.requires if agent is not None else None) or Requirement()
@@ -183,7 +230,7 @@ class Dispatcher:
             objective=plan.plan.objective,
             latency_s=requirement.latency_s or math.inf,
         )
-        return requirement, ask, len(text)
+        return requirement, ask, len(text), length
 
     def _text(self, run_id: str, plan: PreparedPlan, node: PreparedNode, call: str) -> str:
         """The prompt; empty where it cannot be known yet, or cannot be formed, of which the call itself will tell."""

@@ -34,6 +34,7 @@ from mosaic_tasks.execution.learning import Learning
 from mosaic_tasks.execution.loop import close_loop
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.reporting import Reporter
+from mosaic_tasks.execution.sent import Sent
 from mosaic_tasks.execution.sharing import Lengths, batch_size
 
 PLANS_KEPT = 32
@@ -65,6 +66,11 @@ class Places(Protocol):
 
     def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         """Records where they go; returns those to be published now, by the priority of their messages."""
+
+    def elsewhere(
+        self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, elapsed_s: float
+    ) -> Sent | None:
+        """Where a call that takes long is worth being asked a second time; None: nowhere now."""
 
 
 class Process:

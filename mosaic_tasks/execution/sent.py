@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from mosaic_queues.transitions import route_of
+from mosaic_routing.pool import API
 from mosaic_routing.targets import Decision
-from mosaic_tasks.execution.process import Process
 
 
 class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -20,6 +21,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         input_price, output_price: US dollars for a million tokens.
         chars: of the prompt.
         max_tokens: of the answer, where it is cut shorter than its agent says.
+        straggles_after_s: 19 of 20 like it have ended by then.
     """
 
     decision: Decision
@@ -31,6 +33,12 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     output_price: float = 0.0
     chars: int = 0
     max_tokens: int | None = None
+    straggles_after_s: float = math.inf
+
+    @property
+    def is_provider(self) -> bool:
+        """Whether any worker of the provider's queue can ask it, and others like it."""
+        return self.deployment.startswith(API)
 
     @property
     def model(self) -> str:
@@ -46,17 +54,9 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.msgpack.encode(self)
 
 
-def sent_of(process: Process, run_id: str, epoch: int, call: str) -> Sent | None:
-    """Where a call was sent that this process claimed; None: nowhere is recorded."""
-    raw = process.value(run_id, epoch, route_of(call))
-    if raw is None:
-        (raw,) = process.ledger.outputs(run_id, [route_of(call)])
-    return None if raw is None else msgspec.msgpack.decode(raw, type=Sent)
-
-
 def permit_of(run_id: str, call: str) -> str:
     """The name of a call's permit."""
     return f"{run_id}/{call}"
 
 
-__all__ = ["Sent", "permit_of", "sent_of"]
+__all__ = ["Sent", "permit_of"]

@@ -33,8 +33,7 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
     if isinstance(consumer.pool, AsyncPool):
         return hosted(task, app, consumer)
     if not isinstance(consumer.pool, SoloPool):
-        handler: Handler = default(task, app, consumer, **options)
-        return handler
+        return checked(default(task, app, consumer, **options))
     process = process_for(app)
 
     def handle(message: Any, _body: Any, ack: Callable[..., Any], *_rest: Any) -> None:
@@ -43,6 +42,16 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         state.total_count[task.name] += 1
         drive(process, run_id, calls)
         ack(logger, consumer.connection_errors)
+
+    return handle
+
+
+def checked(handler: Handler) -> Handler:
+    """Celery's handler, for messages that are ours; in a child of its pool it is too late to refuse them."""
+
+    def handle(message: Any, *rest: Any) -> Any:
+        arguments(message.payload)
+        return handler(message, *rest)
 
     return handle
 
@@ -66,7 +75,7 @@ def arguments(payload: Any) -> tuple[str, Sequence[str]]:
     """Run id and call ids from a message's payload.
 
     Raises:
-        InvalidTaskError: somebody else's message; Celery logs and drops it.
+        InvalidTaskError: somebody else's message; it becomes a dead letter.
     """
     try:
         (run_id, calls), _options, _embed = payload

@@ -46,6 +46,9 @@ class Settings(BaseSettings):
         default=2.0, gt=0, description="a ready call older than this is published again if no queue holds it"
     )
     max_losses: int = Field(default=3, ge=1, description="a call whose process died so often fails")
+    dead_letters: int = Field(
+        default=1_000, ge=1, description="dead letters that are kept; the oldest go first"
+    )
 
     retention_s: float = Field(default=86_400.0, gt=0, description="how long a finished run is kept")
     max_run_s: float = Field(

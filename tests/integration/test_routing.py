@@ -12,8 +12,8 @@ from mosaic_queues.settings import settings
 from mosaic_routing.guards import Query
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
+from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.sent import sent_of
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -55,7 +55,7 @@ def test_a_call_is_answered_where_the_router_sent_it(models: Path, workers: Work
     run = submit(workflow(), {})
     assert run.result(30) == "Forty-two."
     process = process_for(app)
-    sent = sent_of(process, run.id, 0, "0")
+    sent = Asking(process, run.id, process.plan_of(run.id), epoch=0).sent("0")
     assert sent is not None
     assert (sent.deployment, sent.model) == ("api.replay/sage", "sage")
     (event,) = [event for event in run.events() if event.kind == "routed"]
@@ -89,3 +89,42 @@ def test_a_call_waits_for_a_worker_that_can_answer_it(models: Path, workers: Wor
     assert "api.replay (no worker asks this provider)" in str(told)
     workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool="async").wait_ready()
     assert run.result(30) == "Forty-two."
+
+
+def test_a_run_past_its_deadline_fails_and_says_so(models: Path, workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="solo").wait_ready()
+    run = submit(workflow(), {}, deadline_s=0.5)
+    with pytest.raises(RunFailed, match=r"not finished within its deadline of 0\.5 s"):
+        run.result(30)
+
+
+def test_a_straggler_is_asked_elsewhere_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    quick, stuck = tmp_path / "quick.jsonl", tmp_path / "stuck.jsonl"
+    last = {"text": "At last.", "match": ["number 59"]}
+    rest = [{"text": "Soon.", "match": [f"number {number}."]} for number in range(59)]
+    quick.write_text("".join(json.dumps(line) + "\n" for line in (last, *rest)))
+    stuck.write_text("".join(json.dumps(line) + "\n" for line in ({**last, "first_token_s": 600}, *rest)))
+    fast = "speed: {prefill_tokens_s: 1000000, decode_tokens_s: 100000}"
+    slow = "speed: {prefill_tokens_s: 1000, decode_tokens_s: 1000}"
+    pool = tmp_path / "models.yaml"
+    pool.write_text(
+        "models:\n  sage:\n    context_tokens: 4096\n    providers:\n"
+        f"      - {{engine: replay, model: {json.dumps(str(stuck))}, provider: one, {fast}}}\n"
+        f"      - {{engine: replay, model: {json.dumps(str(quick))}, provider: other, {slow}}}\n"
+    )
+    monkeypatch.setenv("MOSAIC_MODELS", str(pool))
+    settings.cache_clear()
+    workers.start(
+        "mosaic_tasks.app", ["mosaic.api.one", "mosaic.api.other", "mosaic.cpu"], pool="async"
+    ).wait_ready()
+    asks = Workflow.from_yaml(
+        "name: asks\ninputs: {numbers: array}\nnodes:\n"
+        "  answers: {for_each: '${inputs.numbers}', agent: {prompt: 'number {{ item }}.', model: 'pool:sage'}}\n"
+        "output: answers\n"
+    )
+    run = submit(asks, {"numbers": list(range(60))})
+    assert run.result(60) == ["Soon."] * 59 + ["At last."]
+    targets = {event.target for event in run.events() if event.kind == "routed" and event.calls == ("0.59",)}
+    assert targets == {"api.one/sage"}

@@ -16,7 +16,7 @@ from mosaic_queues.documents import dump
 from mosaic_queues.settings import settings
 from mosaic_routing.inventory import engines
 from mosaic_tasks import Run, Workflow, submit
-from tests.services import ServerForTests, Worker, Workers
+from tests.services import ServerForTests, Worker, Workers, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
@@ -102,3 +102,13 @@ def test_a_call_whose_simulated_gpu_dies_is_answered_by_another(gpus: SimulatedG
     gpus.host(SLOW, tmp_path).wait_ready()
     assert run.result(WAIT_S) == "It flows."
     assert target(run).startswith(SLOW)
+
+
+def test_what_a_worker_learned_of_lengths_reaches_those_that_place_calls(
+    gpus: SimulatedGpus, tmp_path: Path, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOSAIC_LIVENESS_S", "1")
+    gpus.host(FAST, tmp_path).wait_ready()
+    with key_events(redis_client, "$") as events:
+        asked().result(WAIT_S)
+        next(key for _, key in events if key.startswith("mosaic:length:"))

@@ -211,20 +211,19 @@ def test_a_probe_that_tells_nothing_makes_room() -> None:
 
 def test_one_that_fails_half_of_the_time_opens_until_a_probe_succeeds() -> None:
     line = Line()
-    for outcome in ("good", "failed"):
-        line.call(outcome)  # type: ignore[arg-type]
-    line.now_ms += 1_000
-    line.call("good")  # the probe; what was counted is of another time
     for _ in range(2):
-        line.call("good")
-    bystander = line.begin()
-    failing = [line.begin(), line.begin()]
-    line.now_ms += 1
-    line.end(failing[0], "failed")
-    line.end(failing[1], "failed")
-    line.end(bystander, "good")
+        failing, later = line.begin(), ("later", line.now_ms + 1)
+        line.now_ms += 2
+        line.end(failing, "failed")
+        line.end(later, "good")
+    assert line.breaker.state == "closed", "two of four calls tell, when the next fails"
+    line.call("failed")
+    assert (line.breaker.state, line.breaker.is_unwell) == ("open", True)
+    line.end(("bystander", line.now_ms + 1), "good")
     assert line.breaker.state == "open"
-    assert not line.breaker.is_unwell  # three good of five
+    line.now_ms += line.breaker.wait_ms(line.now_ms)
+    line.call("good")
+    assert (line.breaker.state, line.breaker.bad) == ("closed", 0)
 
 
 def test_slow_calls_open_it() -> None:

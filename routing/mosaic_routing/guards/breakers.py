@@ -186,13 +186,11 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, until_ms=until_ms)
 
     def _closed(self, now_ms: int) -> Breaker:
-        """What was counted before tells of another time. One that was unwell and fails again opens for longer."""
-        return Breaker(
-            moved_ms=now_ms,
-            openings=self.openings if self.is_unwell else 0,
-            failed_began_ms=self.failed_began_ms,
-            window_ms=now_ms,
-        )
+        """One that was unwell is counted anew, and opens for longer if it is again."""
+        closed = Breaker(moved_ms=now_ms, failed_began_ms=self.failed_began_ms)
+        if self.is_unwell:
+            return msgspec.structs.replace(closed, openings=self.openings, window_ms=now_ms)
+        return msgspec.structs.replace(closed, window_ms=self.window_ms, good=self.good, bad=self.bad)
 
 
 def outcome_of(error: BaseException | None) -> Outcome:

@@ -26,11 +26,14 @@ local function opened(breaker, policy, unwell)
   breaker['until'] = now + math.max(open, math.min(arg.pause_ms, LONGEST))
 end
 
--- What was counted before tells of another time. One that was unwell and fails again opens for longer.
+-- One that was unwell is counted anew, and opens for longer if it is again.
 local function closed(breaker)
-  if not breaker.unwell then breaker.openings = 0 end
-  breaker.state, breaker.unwell, breaker.moved, breaker.probe = 'closed', false, now, ''
-  breaker['until'], breaker.window, breaker.good, breaker.bad = 0, now, 0, 0
+  if breaker.unwell then
+    breaker.window, breaker.good, breaker.bad = now, 0, 0
+  else
+    breaker.openings = 0
+  end
+  breaker.state, breaker.unwell, breaker.moved, breaker.probe, breaker['until'] = 'closed', false, now, '', 0
 end
 
 -- The breaker after a call ended that began then.

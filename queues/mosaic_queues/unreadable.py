@@ -1,0 +1,91 @@
+"""What lies in a queue and kombu cannot read: it would end the worker that takes it, and the next one.
+
+Two things may be wrong. A message whose body cannot be decoded is handed on all the same, so that whoever decodes it is
+told. What is no message at all, text that somebody else put into the list of a queue, is handed to `refuse` and taken as
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+
+_BROKEN = (ValueError, TypeError, KeyError, AttributeError)
+"""What kombu raises at any of them."""
+
+
+class BearingMessage(virtual.Message):  # type: ignore[misc, unused-ignore]
+    """A message that is one also where its headers are none, or its body cannot be decoded; then that is what came."""
+
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        try:
+            super().__init__(payload, channel=channel, **options)
+        except _BROKEN:
+            headers = payload.get("headers")
+            bare = {**payload, "body": None, "headers": headers if isinstance(headers, dict) else {}}
+            super().__init__(bare, channel=channel, **options)
+            self._raw, self.body = payload, str(payload.get("body")).encode()
+
+
+class _Envelope(msgspec.Struct):
+    delivery_tag: str
+    delivery_info: dict[str, Any]
+
+
+class _Message(msgspec.Struct):
+    properties: _Envelope
+
+
+def is_message(raw: bytes) -> bool:
+    """Whether kombu can take it for one."""
+    try:
+        info = msgspec.json.decode(raw, type=_Message).properties.delivery_info
+    except msgspec.MsgspecError:
+        return False
+    return {"exchange", "routing_key"} <= info.keys()
+
+
+def bear_unreadable(channel: Any, refuse: Callable[[str, bytes], object]) -> None:
+    """Has a consumer's channel go on where kombu would raise. Those of brokers other than Redis stay as they are.
+
+    Args:
+        refuse: is given a queue, and what came from it and is no message.
+    """
+    if isinstance(channel, kombu_redis.Channel):
+        channel.Message = BearingMessage
+        channel.handlers["BRPOP"] = _Reading(channel, refuse)
+
+
+class _Reading:
+    """In the place of a channel's own reading of what a blocking pop brought."""
+
+    def __init__(self, channel: Any, refuse: Callable[[str, bytes], object]) -> None:
+        self._channel, self._refuse = channel, refuse
+        self._read, self._parse = channel._brpop_read, channel.client.parse_response
+        self._popped: tuple[bytes | str, bytes] | None = None
+        channel.client.parse_response = self._remember
+
+    def __call__(self, **options: Any) -> Any:
+        """Reads and delivers it."""
+        self._popped = None
+        try:
+            return self._read(**options)
+        except _BROKEN:
+            if self._popped is None or is_message(self._popped[1]):
+                raise
+            queue, raw = self._popped
+            name = queue.decode() if isinstance(queue, bytes) else queue
+            self._refuse(name.rpartition(self._channel.sep)[0] or name, raw)
+            return True
+
+    def _remember(self, connection: Any, command: str, **options: Any) -> Any:
+        answer = self._parse(connection, command, **options)
+        self._popped = answer if command == "BRPOP" and answer else None
+        return answer
+
+
+__all__ = ["BearingMessage", "bear_unreadable", "is_message"]
