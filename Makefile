@@ -5,7 +5,7 @@
 .PHONY: help env dev engine demo test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
-BENCHMARKS := overhead streaming inference
+BENCHMARKS := overhead streaming inference routing
 BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
 # Values that come from people are taken as they are: never expanded by make, never part of a shell command.

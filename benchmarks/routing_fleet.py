@@ -174,7 +174,7 @@ class Fleet:
     def _start(self, machine: Machine, answers: Path) -> Started:
         spec = self._folder / f"{machine.name}.yaml"
         spec.write_text(dump(spec_of(machine, answers)))
-        command = [sys.executable, "-m", "mosaic_tasks.cli", "worker", "--gpu", machine.gpu_class]
+        command = [sys.executable, "-m", "mosaic_tasks.cli", "worker", "--class", machine.gpu_class]
         command += ["--model", str(spec), "--name", machine.name, "--log-level", "warning"]
         return self.processes.start(
             f"{self.name}-{machine.name}", command, environment=self.environment(self.policy)

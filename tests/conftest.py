@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,14 +10,21 @@ import pytest
 from redis import Redis
 
 from mosaic_queues.settings import Settings, settings
-from tests.services import ServerForTests, Workers, server_for_tests
+from tests.services import GIVEN_SERVER, ServerForTests, Workers, server_for_tests
 
 pytest_plugins = ("tests.leaks",)
+MOST_PROCESSES = 8
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes `-n auto` means: two a processor, since tests wait a lot; one for a server that is given."""
+    return 0 if GIVEN_SERVER in os.environ else min(2 * (os.cpu_count() or 1), MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[ServerForTests]:
-    """The server of the session. Its database is emptied after each test that uses it."""
+    """The server of the session, one for each process of it. Its database is emptied after each test that uses it."""
     with server_for_tests() as server:
         yield server
 

@@ -6,7 +6,8 @@ within moments is no leak. A test that must leave something says so:
 `@pytest.mark.leaves("keys", reason="...")`.
 
 After the session: no process that a test started and nobody owns any more, and no new file in the repository.
-The latter fails a run only in continuous integration, since people edit files while tests run.
+The latter fails a run only in continuous integration, since people edit files while tests run. Where processes share
+the tests (`pytest -n`), this is for the one that started them, when they have ended.
 """
 
 from __future__ import annotations
@@ -130,18 +131,23 @@ def permanent_keys(client: Redis, namespace: str = "mosaic") -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Marks the environment that all processes of this session inherit, and notes the files.
 
-    A SIGTERM from now on ends the session as Ctrl-C does, so that fixtures stop what they started.
+    A process that shares the tests with others adds to the mark, so that it can tell what is its own. A SIGTERM from
+    now on ends the session as Ctrl-C does, so that fixtures stop what they started.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell ignores it for what runs in its background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
-    session.config.stash[_files_before] = _changed_files(session.config.rootpath)
+    started_by = os.environ.get(SESSION_VARIABLE, "")
+    os.environ[SESSION_VARIABLE] = f"{started_by}/{uuid.uuid4().hex}"
+    if not _shares_tests(session.config):
+        session.config.stash[_files_before] = _changed_files(session.config.rootpath)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Looks for what outlived the session, stops such processes, and fails the session."""
+    if _shares_tests(session.config):
+        return
     strays = [f"process {text}" for text in _end_strays(session.config)]
     files_before = session.config.stash[_files_before]
     files = sorted(_changed_files(session.config.rootpath) - files_before)
@@ -157,6 +163,11 @@ def pytest_terminal_summary(
     """Names what the session left behind."""
     for leak in config.stash.get(_session_leaks, []):
         terminalreporter.write_line(f"LEFT BEHIND by the session: {leak}", yellow=True)
+
+
+def _shares_tests(config: pytest.Config) -> bool:
+    """Whether this is one of the processes that `pytest -n` started."""
+    return hasattr(config, "workerinput")
 
 
 def _changed_files(root: Path) -> frozenset[str]:
@@ -190,6 +201,6 @@ def _is_stray(process: psutil.Process, directory: str | None) -> bool:
     if process.pid == os.getpid() or _is_python_helper(process):
         return False
     with contextlib.suppress(psutil.Error, OSError):
-        marked = process.environ().get(SESSION_VARIABLE) == os.environ[SESSION_VARIABLE]
+        marked = process.environ().get(SESSION_VARIABLE, "").startswith(os.environ[SESSION_VARIABLE])
         return marked or (directory is not None and directory in "\0".join(process.cmdline()))
     return False

@@ -34,6 +34,7 @@ READY_S = 30.0
 STOP_S = 15.0
 Pool = Literal["solo", "prefork", "threads", "async"]
 ASYNC_POOL = "mosaic_tasks.pool:TaskPool"
+GIVEN_SERVER = "MOSAIC_TEST_REDIS_URL"
 
 
 def missing(what: str) -> NoReturn:
@@ -58,14 +59,20 @@ class ServerForTests:
 @contextlib.contextmanager
 def server_for_tests() -> Iterator[ServerForTests]:
     """The server that `MOSAIC_TEST_REDIS_URL` names, or one of our own that is gone afterwards."""
-    given = os.environ.get("MOSAIC_TEST_REDIS_URL")
+    given = os.environ.get(GIVEN_SERVER)
+    if given is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.fail(
+            f"{GIVEN_SERVER} names one database, which each of several processes would empty while the others "
+            "use it; run pytest with `-n 0`",
+            pytrace=False,
+        )
     with _own_server() if given is None else contextlib.nullcontext(given) as url:
         urls = urls_of(url)
         retry = Retry(ConstantBackoff(0.01), 500)
         with Redis.from_url(urls.redis_url, retry=retry) as client:
             if client.dbsize():
                 pytest.fail(
-                    f"the database of MOSAIC_TEST_REDIS_URL is not empty ({client.dbsize()} keys), and tests "
+                    f"the database of {GIVEN_SERVER} is not empty ({client.dbsize()} keys), and tests "
                     "empty it; name another one, such as redis://localhost:6379/9",
                     pytrace=False,
                 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 200
 """Of the table where the terminal's is not known: a row shall not be broken."""
-_NONE = "no worker hosts a model; start one with: mosaic worker --gpu CLASS --model SPEC"
+_NONE = "no worker hosts a model; start one with: mosaic worker --class CLASS --model SPEC"
 
 
 def engines(

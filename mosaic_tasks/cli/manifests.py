@@ -88,5 +88,4 @@ def _text(kind: Kind, *, folder: Path) -> str:
     if kind is Kind.COMPOSE:
         files = Files(relative(topology_path(), to=folder), relative(pool_path(), to=folder))
         return compose(workers, models, files=files)
-    told = topology_path().read_text("utf-8")
-    return helm_values(workers, models, topology_text=told, version=version("mosaic-tasks"))
+    return helm_values(workers, models, version=version("mosaic-tasks"))

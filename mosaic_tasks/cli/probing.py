@@ -35,9 +35,9 @@ def probe(
 ) -> None:
     """Ask whether the worker of this machine, or container, is well: for probes and health checks.
 
-    live: it has told the server of late that it lives. While the server is away nobody can know, and the answer is yes,
-    for a restart would not mend that. ready: it takes calls, and each model that it hosts answers. Where several workers
-    run on a machine, one must live, and all must be ready. Exit code 0: yes. 1: no.
+    live: it has told the server of late that it lives. While the server is away nobody can know, and the answer is
+    yes, for a restart would not mend that. ready: it takes calls, and each model that it hosts answers. Where several
+    workers run on a machine, one must live, and all must be ready. Exit code 0: yes. 1: no. 4: the server is away.
 
     \b
     Examples:

@@ -59,6 +59,7 @@ class Asking:
         sent = await asyncio.to_thread(self.sent, work.claim.call)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
+        options["priority"] = sent.level
         first = self._ask_sent(work, agent, names, sent, options)
         try:
             if not sent.is_provider or options.get("on_delta") or self._process.places is None:

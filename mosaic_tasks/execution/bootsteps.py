@@ -94,8 +94,8 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
 
 
 class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
-    """Has the worker's consumer acknowledge with one Redis client, and look into all levels of priority, where the broker
-    is one."""
+    """Has the worker's consumer acknowledge with one Redis client, and look into all levels of priority, where the
+    broker is one."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

@@ -1,8 +1,8 @@
 """What a worker does with messages that nobody can work on: ours become dead letters, those of others stay Celery's.
 
 A message is ours by the name of its task, `mosaic.` and what follows; one that tells none, by its queue. The letter is
-noted in the step that acknowledges the message; then Celery does what it always does with it (log, signals, a failure for
-who waits for its result), and its own acknowledgement finds nothing left to do.
+noted in the step that acknowledges the message; then Celery does what it always does with it (log, signals, a failure
+for who waits for its result), and its own acknowledgement finds nothing left to do.
 """
 
 from __future__ import annotations

@@ -100,13 +100,14 @@ class Dispatcher:
                 self._memory.retain({target.name for target in fleet.targets})
             for call in calls:
                 sent = self._decide(run_id, plan, call, fleet, terms)
+                level = self._order.level(run_id, plan, call, sent, deadline_s=terms.deadline_s)
+                sent = msgspec.structs.replace(sent, level=level)
                 routes.append(self._route(call, sent, fleet))
                 decided[call] = sent
         groups: dict[int, dict[str, list[str]]] = {}
         queues = {route.call: route.queue for route in routes}
         for call in self._process.ledger.route(run_id, routes):
-            level = self._order.level(run_id, plan, call, decided[call], deadline_s=terms.deadline_s)
-            groups.setdefault(level, {}).setdefault(queues[call], []).append(call)
+            groups.setdefault(decided[call].level, {}).setdefault(queues[call], []).append(call)
             self._count(run_id, call, decided[call])
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 

@@ -22,6 +22,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         chars: of the prompt.
         max_tokens: of the answer, where it is cut shorter than its agent says.
         straggles_after_s: 19 of 20 like it have ended by then.
+        level: the priority of its message, and of its request in the engine.
     """
 
     decision: Decision
@@ -34,6 +35,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     chars: int = 0
     max_tokens: int | None = None
     straggles_after_s: float = math.inf
+    level: int = 0
 
     @property
     def is_provider(self) -> bool:

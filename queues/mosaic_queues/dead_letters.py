@@ -1,7 +1,7 @@
 """Messages that nobody can work on, kept with the reason until somebody looks at them.
 
-They lie beside the queues, on a broker that is a Redis: a sorted set with the topology's name for them holds their ids by
-time, a hash beside it the letters. A letter is noted in the step that acknowledges its message. There are at most
+They lie beside the queues, on a broker that is a Redis: a sorted set with the topology's name for them holds their ids
+by time, a hash beside it the letters. A letter is noted in the step that acknowledges its message. There are at most
 MOSAIC_DEAD_LETTERS of them; the oldest go first. On brokers of other kinds nothing is kept.
 """
 
@@ -97,11 +97,12 @@ class DeadLetters:
             InputError: there is none with this id.
         """
         text: Any = self._client.hget(self._letters, letter_id)
+        at_ms: Any = self._client.zscore(self._ids, letter_id)
         if text is None:
             raise InputError(
                 f"there is no dead letter {letter_id!r}; `mosaic dead list` shows those that there are"
             )
-        return _read(text, self._client.zscore(self._ids, letter_id) or 0.0)  # type: ignore[arg-type]
+        return _read(text, at_ms or 0.0)
 
     def drop(self, letter_id: str) -> bool:
         """Forgets one; False when it is gone already."""

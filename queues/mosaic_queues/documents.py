@@ -328,9 +328,10 @@ def dump(data: Any) -> str:
 
 
 def _told(document: Document, detail: dict[str, Any]) -> str:
-    place = document.place(detail["loc"])
-    line = document.line(detail["loc"])
-    return f"{document.name}:{line}: {place}: {detail['msg']}, and it is {detail['input']!r:.80}"
+    place, said = document.place(detail["loc"]), detail["msg"].removeprefix("Value error, ")
+    where = f"{document.name}:{document.line(detail['loc'])}"
+    told = f"{said}, and it is {detail['input']!r:.80}" if detail["type"] != "value_error" else said
+    return ": ".join(part for part in (where, place, told) if part)
 
 
 def read_model(path: Path, model: type[M], *, kind: str) -> M:

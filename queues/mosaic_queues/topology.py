@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator, model_validator
 
 from mosaic_queues.documents import read_model
 from mosaic_queues.errors import ConfigurationError, InputError
@@ -124,15 +124,15 @@ class Topology(BaseModel):
     def _is_name(cls, queue: str) -> str:
         return check_queue(queue)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Topology:
-        if twice := _twice(self.names()):
+    @field_validator("workers")
+    @classmethod
+    def _fit(cls, groups: tuple[WorkerGroup, ...], info: ValidationInfo) -> tuple[WorkerGroup, ...]:
+        if twice := _twice(group.name for group in groups):
             raise ValueError(f"two groups of workers are called {twice!r}; rename one")
-        if any(self.dead_letter in group.queues for group in self.workers):
-            raise ValueError(
-                f"{self.dead_letter!r} is where messages go that nobody can work on; no worker may serve it"
-            )
-        return self
+        dead = info.data.get("dead_letter")
+        if any(dead in group.queues for group in groups):
+            raise ValueError(f"{dead!r} is where messages go that nobody can work on; no worker may serve it")
+        return groups
 
     def group(self, name: str) -> WorkerGroup:
         """The group of a name.

@@ -1,8 +1,8 @@
 """What lies in a queue and kombu cannot read: it would end the worker that takes it, and the next one.
 
-Two things may be wrong. A message whose body cannot be decoded is handed on all the same, so that whoever decodes it is
-told. What is no message at all, text that somebody else put into the list of a queue, is handed to `refuse` and taken as
-read.
+Two things may be wrong. A message whose body cannot be decoded is handed on all the same, so that whoever decodes it
+is told. What is no message at all, text that somebody else put into the list of a queue, is handed to `refuse`, and is
+gone from the queue.
 """
 
 from __future__ import annotations

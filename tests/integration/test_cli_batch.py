@@ -393,7 +393,7 @@ def mosaic(*words: str) -> Any:
 
 
 def test_engines_are_shown_in_a_table_as_json_and_for_prometheus(published: Published) -> None:
-    assert "mosaic worker --gpu CLASS --model SPEC" in mosaic("engines").stdout
+    assert "mosaic worker --class CLASS --model SPEC" in mosaic("engines").stdout
     published(
         running=3, waiting=1, slots=5, kv_use=0.25, generated_tokens_s=1234.5, ttft_s=0.125, prefix_hits=0.5
     )

@@ -128,3 +128,19 @@ def test_a_straggler_is_asked_elsewhere_too(
     assert run.result(60) == ["Soon."] * 59 + ["At last."]
     targets = {event.target for event in run.events() if event.kind == "routed" and event.calls == ("0.59",)}
     assert targets == {"api.one/sage"}
+
+
+def test_a_reader_of_a_stream_is_placed_like_any_call(models: Path, workers: Workers) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay", "mosaic.cpu"], pool="async").wait_ready()
+    chain = Workflow.from_yaml(
+        "name: chain\nnodes:\n"
+        "  first: {agent: {prompt: A question., model: 'pool:sage'}}\n"
+        "  second:\n"
+        "    agent: {prompt: 'Another question: {{ first }}', model: 'pool:sage'}\n"
+        "    edges: {first: stream}\n"
+        "output: second\n"
+    )
+    run = submit(chain, {})
+    assert run.result(30) == "Forty-two."
+    targets = {event.calls[0]: event.target for event in run.events() if event.kind == "routed"}
+    assert targets == {"0": "api.replay/sage", "1.m": "api.replay/sage"}

@@ -34,7 +34,7 @@ class SimulatedGpus(Workers):
         told = {"simulated": True, "alias": "teller", "recordings": str(folder / "answers.jsonl")}
         spec.write_text(dump({**told, "decode_tokens_s": 1000.0, **fields}), encoding="utf-8")
         name = f"{gpu_class}-{os.getpid()}@localhost"
-        command = [sys.executable, "-m", "mosaic_tasks.cli", "worker", "--gpu", gpu_class, "--name", name]
+        command = [sys.executable, "-m", "mosaic_tasks.cli", "worker", "--class", gpu_class, "--name", name]
         command += ["--model", str(spec)]
         worker = Worker(name, command, environment=self._environment({}), cwd=self._directory)
         self._started.append(worker)

@@ -19,7 +19,7 @@ def test_a_celery_worker_for_a_model_that_it_does_not_host_is_refused(
     worker.kill()  # reads its log to the end
     (told,) = [line for line in worker.log.splitlines() if "worker.refused" in line]
     assert (
-        "it does not host what it would serve, 'mosaic.gpu.tiny'; start instead: mosaic worker --gpu CLASS"
+        "it does not host what it would serve, 'mosaic.gpu.tiny'; start instead: mosaic worker --class CLASS"
         in told
     )
     assert "Traceback" not in worker.log

@@ -335,7 +335,7 @@ def test_a_worker_that_would_not_host_what_it_serves_is_refused_with_the_one_tha
     answer = mosaic("worker", "--queues", f"mosaic.cpu,{queue}")
     assert answer.exit_code == ExitCode.USAGE
     assert (
-        f"this worker would not host the model of {queue!r}; start instead: mosaic worker --gpu"
+        f"this worker would not host the model of {queue!r}; start instead: mosaic worker --class"
         in answer.stderr
     )
     assert "--model SPEC (the model with the alias 'tiny')" in answer.stderr
@@ -348,9 +348,9 @@ def test_a_worker_that_would_not_host_what_it_serves_is_refused_with_the_one_tha
             ["--gpu", "H100"],
             "'H100' is no GPU class; write one in small letters, digits and '-', such as h100",
         ),
-        (["--gpu", "h100"], "--gpu: it is for a worker that hosts a model; name that too: --model SPEC"),
+        (["--gpu", "h100"], "--class: it is for a worker that hosts a model; name that too: --model SPEC"),
         (["--engine-option", "a=1"], "--engine-option: it is for a worker that hosts a model"),
-        (["--gpu", "h100", "--model", "m"], "--gpu: no NVIDIA GPU here: it is on holiday; to compute on the"),
+        (["--gpu", "h100", "--model", "m"], "--class: no NVIDIA GPU here: it is on holiday; to compute on the"),
     ],
 )
 def test_a_gpu_that_cannot_be_is_told(words: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +471,7 @@ def test_queues_without_worker_are_named_with_the_command_that_helps() -> None:
 
 def test_a_queue_of_a_hosted_model_is_told_with_the_worker_that_hosts_it() -> None:
     [check] = checks.check_queues({"mosaic.h100.tiny": 1}, [])
-    assert "start one with: mosaic worker --gpu h100 --model SPEC" in check.advice
+    assert "start one with: mosaic worker --class h100 --model SPEC" in check.advice
 
 
 def engine(holder: str, model: str, fingerprint: str = "f1") -> EngineReport:
@@ -510,7 +510,7 @@ def test_a_worker_that_does_not_host_what_it_serves_is_named() -> None:
         "the worker h/2 serves 'mosaic.gpu.tiny' and 'mosaic.cpu.tiny'",
     )
     assert (
-        "start instead: mosaic worker --gpu CLASS --model SPEC (the model with the alias 'tiny')"
+        "start instead: mosaic worker --class CLASS --model SPEC (the model with the alias 'tiny')"
         in wrong.advice
     )
 

@@ -76,7 +76,7 @@ def test_a_queue_without_worker_is_named_with_the_command_that_helps() -> None:
 
 def test_a_queue_of_a_hosted_model_is_told_with_the_worker_that_hosts_it() -> None:
     texts = told(made.opened(), live("3", queue="mosaic.gpu.tiny"))
-    assert "start one with: mosaic worker --gpu CLASS --model SPEC" in texts["tickets"]
+    assert "start one with: mosaic worker --class CLASS --model SPEC" in texts["tickets"]
     assert "the alias 'tiny'" in texts["tickets"]
 
 

@@ -347,7 +347,7 @@ class TestRoom:
         assert (ample.fits, small.fits) == (True, False)
 
 
-def step(*, generated: int = 0, preempted: int = 0) -> SimpleNamespace:
+def step(*, generated: int = 0, preempted: int = 0, finished: tuple[Any, ...] = ()) -> SimpleNamespace:
     """What vLLM tells of a step."""
     return SimpleNamespace(
         num_prompt_tokens=10,
@@ -355,7 +355,13 @@ def step(*, generated: int = 0, preempted: int = 0) -> SimpleNamespace:
         time_to_first_tokens_iter=[0.2],
         inter_token_latencies_iter=[0.01, 0.03],
         num_preempted_reqs=preempted,
+        finished_requests=finished,
     )
+
+
+def finished(tokens: int, *, cached: int = 0, read_s: float) -> SimpleNamespace:
+    """What vLLM tells of a request that is answered."""
+    return SimpleNamespace(num_prompt_tokens=tokens, num_cached_tokens=cached, prefill_time=read_s)
 
 
 def scheduled(*, running: int = 0, waiting: int = 0, kv_use: float = 0.0) -> SimpleNamespace:
@@ -409,6 +415,22 @@ class TestMeter:
         now += 50
         meter.record(scheduled(running=0), step(generated=1))
         assert meter.worked_at == 200
+
+    def test_how_fast_prompts_are_read_is_told_by_long_ones_the_latest_first(self) -> None:
+        meter = Meter()
+        room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 8, "longest": 512}
+        for one in (
+            finished(20, read_s=0.5),
+            finished(1000, cached=900, read_s=0.5),
+            finished(1000, read_s=0.0),
+        ):
+            meter.record(scheduled(), step(finished=(one,)))
+            assert meter.load(taken=0, **room).prefill_tokens_s == 0.0
+        meter.record(scheduled(), step(finished=(finished(1500, cached=500, read_s=0.5),)))
+        assert meter.load(taken=0, **room).prefill_tokens_s == pytest.approx(2000)
+        for _ in range(100):
+            meter.record(scheduled(), step(finished=(finished(1000, read_s=1.0),)))
+        assert meter.load(taken=0, **room).prefill_tokens_s == pytest.approx(1000, rel=0.01)
 
 
 class TestSlots:
@@ -556,7 +578,7 @@ class TestHosting:
             assert engine_for("vllm:tiny") is engine
             with pytest.raises(ConfigurationError, match="two models are called 'tiny'"):
                 host(HostedStandIn(), "tiny")
-            with pytest.raises(EngineRefused, match=r"'vllm:other'; start one .*mosaic worker --gpu"):
+            with pytest.raises(EngineRefused, match=r"'vllm:other'; start one .*mosaic worker --class"):
                 engine_for("vllm:other")
             await close_engines()
             with pytest.raises(EngineRefused, match="does not host the model 'vllm:tiny'"):

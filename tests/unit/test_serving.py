@@ -9,7 +9,7 @@ from mosaic_routing.queues import hosting_queues, queue_for
 from mosaic_routing.serving import hosted_model, unhosted, worker_commands
 from mosaic_tasks.client import no_worker
 
-HOSTING = "mosaic worker --gpu {} --model SPEC (the model with the alias 'llama-3.1-8b')"
+HOSTING = "mosaic worker --class {} --model SPEC (the model with the alias 'llama-3.1-8b')"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_error_names_the_queues_and_the_command() -> None:
     assert str(error).startswith(
         "no worker serves the queue 'mosaic.h100.tiny', so run r waits; start one with: "
     )
-    assert "mosaic worker --gpu h100 --model SPEC" in str(error)
+    assert "mosaic worker --class h100 --model SPEC" in str(error)
 
 
 def test_an_error_names_the_hosted_model_that_was_perhaps_meant() -> None:

@@ -326,7 +326,7 @@ class TestSpec:
 
 def test_agents_ask_it_where_it_is_hosted(answers: Path) -> None:
     async def body(gpu: SimulatedGpu) -> None:
-        with pytest.raises(EngineRefused, match="mosaic worker --gpu CLASS --model SPEC"):
+        with pytest.raises(EngineRefused, match="does not host the model 'simulated:gpu'"):
             engine_for("simulated:gpu")
         host(gpu, "gpu")
         assert engine_for("simulated:gpu") is gpu

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
 
 from mosaic_queues.errors import ContextTooLong, EngineRefused
+from mosaic_routing.ordering import Waiting, engine_priority
 from mosaic_tasks.engines.protocol import EngineRequest, Message
 from mosaic_tasks.engines.vllm.journal import shortened
 
@@ -16,7 +18,8 @@ _LONG_PROMPT = 20_000
 
 
 class Asked(msgspec.Struct):
-    """A request as vLLM takes it; `sampling` is None where the prefix is the whole answer already."""
+    """A request as vLLM takes it; `sampling` is None where the prefix is the whole answer already. `priority` is when it
+    is due (ms), so that nothing waits for ever behind what is more urgent."""
 
     prompt: list[int]
     sampling: Any
@@ -68,7 +71,8 @@ class Asker:
         if request.max_tokens is not None:
             left = min(left, request.max_tokens - len(prefix))
         sampling = self._sampling(request, left) if left > 0 else None
-        return Asked(ids, sampling, self._adapter(request), request.priority)
+        due = engine_priority(Waiting(level=request.priority, ready_s=time.time()))
+        return Asked(ids, sampling, self._adapter(request), due)
 
     async def read(self, messages: tuple[Message, ...]) -> list[int]:
         """The tokens of a conversation that nobody answers yet.

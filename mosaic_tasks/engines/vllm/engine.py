@@ -64,7 +64,7 @@ _GUARD_S = 1.0
 _END_S = 5.0
 _CODE_S = 0.01
 _CAUSE_S = 5.0
-_FIRST, _LAST = -1, 1 << 20
+_FIRST, _LAST = -1, 1 << 62
 """Priorities before and after all of the users'."""
 _FINISHED: dict[str, FinishReason] = {"length": "length", "abort": "cancelled"}
 

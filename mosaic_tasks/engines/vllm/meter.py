@@ -23,6 +23,10 @@ _LENGTHS = 256
 """So many finished requests tell how long the next one will be."""
 _FIRST_GUESS = 1024
 """Tokens of a request, as long as none has finished."""
+_LONG_PROMPT = 256
+"""Prompts of which so many tokens are read tell how fast that goes; the time of shorter ones is that of a step."""
+_FADING = 0.9
+"""By so much what was read counts less with each such prompt."""
 
 
 class Step(msgspec.Struct):
@@ -91,6 +95,7 @@ class Meter:
         self._steps: deque[tuple[float, Step]] = deque()
         self._begun = now()
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
+        self._read_tokens = self._read_s = 0.0
         self.running = 0
         self.waiting = 0
         self.kv_use = 0.0
@@ -156,6 +161,7 @@ class Meter:
             inter_token_s=total.gap_s / max(total.gaps, 1),
             prefix_hits=total.found / max(total.looked_up, 1),
             preempted=self.preempted,
+            prefill_tokens_s=self._read_tokens / self._read_s if self._read_s else 0.0,
         )
 
     def _read(self, iteration: Any, step: Step) -> None:
@@ -166,6 +172,13 @@ class Meter:
         step.gaps = len(iteration.inter_token_latencies_iter)
         step.gap_s = sum(iteration.inter_token_latencies_iter)
         self.preempted += iteration.num_preempted_reqs
+        for request in iteration.finished_requests:
+            self._note_reading(request.num_prompt_tokens - request.num_cached_tokens, request.prefill_time)
+
+    def _note_reading(self, tokens: int, taken_s: float) -> None:
+        if tokens >= _LONG_PROMPT and taken_s > 0:
+            self._read_tokens = _FADING * self._read_tokens + tokens
+            self._read_s = _FADING * self._read_s + taken_s
 
     def _forget(self) -> None:
         old = self._now() - WINDOW_S

@@ -1,1 +1,1 @@
-"""A topology as files that start its workers: Procfile, compose file, values of the Helm chart. Pure: values in, text out."""
+"""A topology as files that start its workers: a Procfile, a compose file, values of the Helm chart. Pure."""

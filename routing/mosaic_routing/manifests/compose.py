@@ -42,7 +42,7 @@ def compose(topology: Topology, pool: ModelPool, *, files: Files) -> str:
     """The text of the compose file.
 
     Raises:
-        ConfigurationError: a group has no name or no image that would do.
+        ConfigurationError: as `contained`.
     """
     text = rendered(
         "compose.yaml.j2",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.rendering import rendered
 from mosaic_routing.manifests.services import METRICS_PORT, Service, contained, header
@@ -12,33 +14,43 @@ from mosaic_routing.pool import ModelPool
 CLASS_LABEL = "mosaic-gpu-class"
 """Of the nodes of a cluster: which GPU class they have."""
 _GPU = "nvidia.com/gpu"
-_ASSUMED_SLOTS = 4
-"""Of a worker that takes so many calls as its node has processors."""
+_PROCESSES = 4
+"""Of a worker whose group says no concurrency: its node may have far more processors than its pod may use."""
 
 
-def helm_values(topology: Topology, pool: ModelPool, *, topology_text: str, version: str) -> str:
+def helm_values(topology: Topology, pool: ModelPool, *, version: str) -> str:
     """The text of values.yaml.
 
     Args:
-        topology_text: the topology as it was read, comments and all.
         version: of the images.
 
     Raises:
-        ConfigurationError: a group has no name or no image that would do.
+        ConfigurationError: as `contained`.
     """
     made = contained(topology, pool)
     text = rendered(
         "values.yaml.j2",
         services=made,
+        words={service.name: _words(service) for service in made},
         selectors={service.name: _selector(service) for service in made},
         tolerations={service.name: _tolerations(service) for service in made},
         resources={service.name: _resources(service) for service in made},
-        assumed_slots=_ASSUMED_SLOTS,
+        processes=_PROCESSES,
         metrics_port=METRICS_PORT,
-        topology_text=topology_text,
+        topology=yaml.safe_dump(_said(topology), sort_keys=False),
         version=version,
     )
     return header("helm", file="docker/helm/mosaic-tasks/values.yaml") + text
+
+
+def _said(topology: Topology) -> dict[str, Any]:
+    """The topology as its file says it, which lies in the cluster for the workers."""
+    return topology.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _words(service: Service) -> list[str]:
+    words = list(service.words)
+    return words if service.slots else [*words, "--concurrency", str(_PROCESSES)]
 
 
 def _selector(service: Service) -> dict[str, str]:
@@ -57,7 +69,7 @@ def _resources(service: Service) -> dict[str, Any]:
             "requests": {"cpu": str(4 * service.gpus), "memory": f"{32 * service.gpus}Gi", **gpus},
             "limits": {"memory": f"{64 * service.gpus}Gi", **gpus},
         }
-    processes = (service.slots or _ASSUMED_SLOTS) if service.group.pool == "prefork" else 1
+    processes = (service.slots or _PROCESSES) if service.group.pool == "prefork" else 1
     return {
         "requests": {"cpu": str(processes), "memory": f"{256 * (processes + 1)}Mi"},
         "limits": {"memory": f"{1024 * (processes + 1)}Mi"},

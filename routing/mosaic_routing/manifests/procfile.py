@@ -13,7 +13,7 @@ def procfile(topology: Topology, pool: ModelPool) -> str:
     """The text of the Procfile.
 
     Raises:
-        ConfigurationError: two groups would have one name, or the model pool lacks a model.
+        ConfigurationError: the topology contradicts itself or the model pool, or two groups would have one name.
     """
     return header("procfile", file="Procfile") + "".join(f"{line}\n" for line in _lines(topology, pool))
 

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.topology import Topology, WorkerGroup
 from mosaic_routing.classes import CPU, gpu_class
+from mosaic_routing.deployment import check, gpus_of, queues_of
 from mosaic_routing.pool import ModelPool
-from mosaic_routing.queues import API_PREFIX, hosting_queues
+from mosaic_routing.queues import API_PREFIX
 
 Image = Literal["cpu", "gpu"]
 
@@ -20,8 +21,8 @@ MODELS_PATH = "/etc/mosaic/models.yaml"
 """Where workers in containers find the model pool."""
 METRICS_PORT = 9464
 """Of `mosaic metrics`."""
-_ASYNC_SLOTS = 256
-"""Of a worker with the async pool whose group says no concurrency."""
+_SLOTS = {"async": 256, "solo": 1}
+"""Of a worker whose group says no concurrency, by its pool."""
 
 
 class Service(NamedTuple):
@@ -54,8 +55,10 @@ def services(topology: Topology, pool: ModelPool) -> list[Service]:
     """The services of a topology, in its order.
 
     Raises:
-        ConfigurationError: two groups would have one name, or the model pool lacks a model.
+        ConfigurationError: it contradicts itself or the model pool, or two groups would have one name.
     """
+    if wrong := check(topology, pool).contradictions:
+        raise ConfigurationError(f"the topology cannot be deployed: {'; '.join(map(str, wrong))}")
     made = [_service(group, pool) for group in topology.workers]
     by_name: dict[str, Service] = {}
     for service in made:
@@ -90,28 +93,11 @@ def _service(group: WorkerGroup, pool: ModelPool) -> Service:
         group=group,
         name=group.name.replace(".", "-").rstrip("-"),
         words=("worker", "--group", group.name),
-        queues=tuple(dict.fromkeys((*group.queues, *_hosted_queues(group)))),
-        gpus=_gpus(group, pool),
+        queues=queues_of(group),
+        gpus=gpus_of(group, pool),
         asks_providers=any(queue.startswith(API_PREFIX) for queue in group.queues),
-        slots=group.concurrency or (_ASYNC_SLOTS if group.pool == "async" else None),
+        slots=group.concurrency or _SLOTS.get(group.pool),
     )
-
-
-def _hosted_queues(group: WorkerGroup) -> list[str]:
-    return [queue for model in group.models for queue in hosting_queues(group.gpu_class, model)]
-
-
-def _gpus(group: WorkerGroup, pool: ModelPool) -> int:
-    """What the group says, else what its largest model is spread over."""
-    if group.gpus or group.gpu_class == CPU:
-        return group.gpus
-    return max((_tensor_parallel(pool, model, group.gpu_class) for model in group.models), default=0)
-
-
-def _tensor_parallel(pool: ModelPool, model: str, gpu_class: str) -> int:
-    hosting = pool.model(model).hosting
-    place = hosting.classes.get(gpu_class) if hosting else None
-    return place.tensor_parallel if place else 1
 
 
 def _refuse_without_image(group: WorkerGroup) -> None:
