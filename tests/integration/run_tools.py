@@ -153,6 +153,16 @@ def mark(x: int, directory: str) -> None:
     (Path(directory) / f"{x}-{time.monotonic_ns()}").touch()
 
 
+def write_down(x: Any, path: str) -> Any:
+    with Path(path).open("a") as file:
+        print(x, file=file)
+    return x
+
+
+async def write_down_on_loop(x: Any, path: str) -> Any:
+    return write_down(x, path)
+
+
 def mark_and_pause(x: int, directory: str, pause_s: float) -> int:
     mark(x, directory)
     time.sleep(pause_s)

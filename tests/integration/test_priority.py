@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 from redis import Redis
 from typer.testing import CliRunner
 
 from mosaic_queues.errors import InputError
 from mosaic_queues.run_recovery import Limits, RunRecovery
-from mosaic_tasks import Flow, Run, Workflow, asubmit, get_run, submit
+from mosaic_queues.topology import LEVELS
+from mosaic_tasks import Flow, Run, Workflow, asubmit, get_run, install, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from mosaic_tasks.execution.bootsteps import Recovering
 from mosaic_tasks.execution.process import process_for
 from tests.integration import run_tools as tools
-from tests.services import Workers
+from tests.services import Pool, Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 URGENT, LAST = "mosaic.cpu", "mosaic.cpu\x06\x169"
@@ -49,6 +54,64 @@ def test_an_urgent_run_is_done_before_most_of_those_that_give_way(echo: Workflow
     later = [run for run in giving_way if ended_ms(run) > ended_ms(urgent)]
     assert len(later) > 40
     assert urgent.result() == 50
+
+
+@pytest.mark.parametrize(
+    ("pool", "tool"), [("prefork", tools.write_down), ("async", tools.write_down_on_loop)]
+)
+def test_a_worker_takes_a_lower_level_first_always_and_within_a_level_the_oldest(
+    pool: Pool, tool: Callable[..., Any], tmp_path: Path, workers: Workers
+) -> None:
+    flow = Flow("written")
+    path = tmp_path / "order.txt"
+    flow.output(flow.tool(tool, x=flow.input("x", str), path=str(path)))
+    workflow = flow.build()
+    levels = list(LEVELS) * 3
+    random.Random(5).shuffle(levels)
+    runs = [submit(workflow, {"x": f"{level} {at}"}, priority=level) for at, level in enumerate(levels)]
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool=pool).wait_ready()
+    for run in runs:
+        run.result(60)
+    expected = sorted(enumerate(levels), key=lambda each: (each[1], each[0]))
+    assert path.read_text().splitlines() == [f"{level} {at}" for at, level in expected]
+
+
+def test_an_app_that_joined_with_fewer_levels_does_not_overlook_those_of_others(
+    echo: Workflow, redis_client: Redis, workers: Workers
+) -> None:
+    runs = [submit(echo, {"x": level}, priority=level) for level in LEVELS]
+    assert redis_client.llen("mosaic.cpu\x06\x165") == 1  # a list that the joined app itself knows nothing of
+    workers.start("tests.integration.joined_app", ["mosaic.cpu"]).wait_ready()
+    assert [run.result(30) for run in runs] == list(LEVELS)
+
+
+def test_a_message_of_an_app_with_fewer_levels_is_not_taken_for_lost(
+    echo: Workflow, redis_client: Redis, broker_url: str, workers: Workers
+) -> None:
+    joined = install(Celery("reports", broker=broker_url, set_as_current=False))
+    run = submit(echo, {"x": 1}, priority=5, app=joined)
+    coarse = "mosaic.cpu\x06\x163"
+    assert redis_client.llen(coarse) == 1
+    process = process_for(joined)
+    RunRecovery(process.ledger, host=Recovering(process), limits=NO_GRACE).sweep()
+    assert redis_client.llen(coarse) == 1
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"]).wait_ready()
+    assert run.result(30) == 1
+
+
+@LEAVES_RUNS
+def test_a_name_of_the_topology_stands_for_its_level(echo: Workflow, tmp_path: Path) -> None:
+    assert submit(echo, {"x": 1}, priority="batch").plan().priority == 9
+    assert submit(echo, {"x": 1}, priority="default").plan() == submit(echo, {"x": 1}).plan()
+    file = tmp_path / "echo.yaml"
+    file.write_text(echo.to_yaml())
+    words = ["run", str(file), "-i", "x=1", "--no-wait", "--priority", "background"]
+    assert get_run(CliRunner().invoke(application, words).stdout.strip()).plan().priority == 5
+
+
+def test_a_name_that_stands_for_none_is_told_with_those_that_do(echo: Workflow) -> None:
+    with pytest.raises(InputError, match=r"'soon' is no priority; .* 'default' \(0\), 'background' \(5\)"):
+        submit(echo, {"x": 1}, priority="soon")
 
 
 @LEAVES_RUNS

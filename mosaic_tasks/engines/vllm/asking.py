@@ -18,8 +18,12 @@ _LONG_PROMPT = 20_000
 
 
 class Asked(msgspec.Struct):
-    """A request as vLLM takes it; `sampling` is None where the prefix is the whole answer already. `priority` is when it
-    is due (ms), so that nothing waits for ever behind what is more urgent."""
+    """A request as vLLM takes it.
+
+    Attributes:
+        sampling: None where the prefix is the whole answer already.
+        priority: when it is due (ms), so that nothing waits for ever behind what is more urgent.
+    """
 
     prompt: list[int]
     sampling: Any
