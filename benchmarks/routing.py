@@ -68,8 +68,8 @@ ONE_MODEL = (
 )
 FULL = Sizes(
     learn=300,
-    calls=1_800,
-    one_of=4,
+    calls=1_500,
+    one_of=5,
     model_calls=300,
     policies={
         "speeds": ONE_MODEL,

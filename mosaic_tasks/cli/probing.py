@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_tasks.cli.exits import ExitCode
+from mosaic_tasks.inspection.wording import counted
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mosaic_queues.liveness import LiveProcess
     from mosaic_routing.inventory import EngineReport
 
-LOOK_S = 0.2
+LOOK_S = 0.5
 """While workers drain, it is looked so often whether they are gone."""
 
 
@@ -75,26 +76,16 @@ def drain(
       mosaic drain
       mosaic drain --timeout 600
     """
-    from mosaic_routing.machines import REPORTS
+    from mosaic_queues.liveness import live_processes
 
     with _server() as client:
-        keys, host = _keys(), socket.gethostname()
-        reports = [each.report for each in REPORTS.aged(client, keys=keys)]
-        names = {report.holder: report.worker for report in reports if report.host == host}
-        if names:
-            _end(list(names.values()))
-            _await_end(client, keys, names, until=time.monotonic() + timeout_s)
-        typer.echo(f"ended: {', '.join(sorted(names.values())) or 'no worker was here'}")
+        holders = {each.name for each in live_processes(client, _keys()) if _works_here(each)}
+        _drain(client, holders, until=time.monotonic() + timeout_s)
+    typer.echo(f"ended: {counted(len(holders), 'worker')}")
 
 
-def _end(workers: Sequence[str]) -> None:
-    from mosaic_tasks.app import app
-
-    app.control.shutdown(destination=workers)
-
-
-def _await_end(client: Redis, keys: Keys, holders: Collection[str], *, until: float) -> None:
-    """Waits until they have said goodbye.
+def _drain(client: Redis, holders: Collection[str], *, until: float) -> None:
+    """Asks workers to end until they have said goodbye.
 
     Raises:
         WaitTimeout: some have not.
@@ -102,10 +93,22 @@ def _await_end(client: Redis, keys: Keys, holders: Collection[str], *, until: fl
     from mosaic_queues.errors import WaitTimeout
     from mosaic_queues.liveness import live_processes
 
-    while left := [each.pid for each in live_processes(client, keys) if each.name in holders]:
+    while left := [each for each in live_processes(client, _keys()) if each.name in holders]:
         if time.monotonic() > until:
-            raise WaitTimeout(f"still at work: {', '.join(f'the process {pid}' for pid in left)}")
+            pids = ", ".join(str(each.pid) for each in left)
+            raise WaitTimeout(f"{counted(len(left), 'worker')} still at work here (process {pids})")
+        _ask_to_end(client, {each.name for each in left})
         time.sleep(LOOK_S)
+
+
+def _ask_to_end(client: Redis, holders: Collection[str]) -> None:
+    """Those that do not hear it yet, or have not told their names, are asked again with the next look."""
+    from mosaic_routing.machines import REPORTS
+    from mosaic_tasks.app import app
+
+    reports = (each.report for each in REPORTS.aged(client, keys=_keys()))
+    if workers := [report.worker for report in reports if report.holder in holders]:
+        app.control.shutdown(destination=workers)
 
 
 def _not_well(question: Question) -> str:
@@ -130,14 +133,15 @@ def not_ready(here: Sequence[LiveProcess], reports: Sequence[EngineReport]) -> s
 
     if not here:
         return "no worker here takes calls"
-    ready = {report.holder: report for report in reports if report.state == "ready"}
-    for report in reports:
-        if report.state != "ready" and any(report.holder == process.name for process in here):
-            return f"the model {report.model!r} is {report.state}: {report.phase}"
     for process in here:
-        hosting = ready[process.name].queues if process.name in ready else ()
-        if not hosting and (wrong := unhosted(process.queues, ())):
-            return f"the model of {wrong[0]!r} has not reported"
+        hosted = [report for report in reports if report.holder == process.name]
+        for report in hosted:
+            if report.state != "ready":
+                return (
+                    f"the model {report.model!r} is {report.state}: {report.phase or 'nothing more is known'}"
+                )
+        if wrong := unhosted(process.queues, {queue for report in hosted for queue in report.queues}):
+            return f"the model of the queue {wrong[0]!r} has not reported yet"
     return ""
 
 

@@ -302,6 +302,9 @@ class _Checker:
         if agent.system:
             self._read_template(facts, agent.system, ("agent", "system"))
         self._check_model(agent.model, (*self._at, "agent", "model"))
+        for name in agent.requires.near if agent.requires is not None else ():
+            if name not in self.numbers and name not in self.broken:
+                self._report(f"no node {name!r}{did_you_mean(name, self.numbers)}", "agent", "requires", "near")
         if agent.requires is not None and agent.model and not agent.model.startswith(f"{POOL}:"):
             self._report(
                 f"{agent.model!r} says who answers, and `requires` leaves that to the router; remove one of them, or "

@@ -19,7 +19,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
-from mosaic_queues.transitions import Group, Route
+from mosaic_queues.transitions import Group, Route, route_of
 from mosaic_routing.affinity import Memory, fingerprints
 from mosaic_routing.guards import Query
 from mosaic_routing.guards.budgets import MICROS
@@ -196,6 +196,7 @@ class Dispatcher:
             decision,
             deployment=target.deployment,
             engine=target.engine,
+            machine=target.machine,
             input_tokens=ask.input_tokens,
             output_tokens=ask.output_tokens,
             input_price=target.input_price,
@@ -230,8 +231,16 @@ class Dispatcher:
             prefix=fingerprints(text, block_chars=self._process.settings.prefix_chars),
             objective=plan.plan.objective,
             latency_s=requirement.latency_s or math.inf,
+            near=self._machines(run_id, plan, requirement.near),
         )
         return requirement, ask, len(text), length
+
+    def _machines(self, run_id: str, plan: PreparedPlan, near: Sequence[str]) -> tuple[str, ...]:
+        """Where the calls of these nodes went."""
+        numbers = [number for number, node in enumerate(plan.plan.nodes) if node.name in near]
+        found = self._process.ledger.outputs(run_id, [route_of(str(number)) for number in numbers])
+        sent = [msgspec.msgpack.decode(raw, type=Sent) for raw in found if raw is not None]
+        return tuple(dict.fromkeys(each.machine for each in sent if each.machine))
 
     def _text(self, run_id: str, plan: PreparedPlan, node: PreparedNode, call: str) -> str:
         """The prompt; empty where it cannot be known yet, or cannot be formed, of which the call itself will tell."""

@@ -17,6 +17,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         decision: with its reasons.
         deployment: the model and where it runs.
         engine: how to ask it: `vllm:llama-3.1-8b`.
+        machine: that it runs on; empty: others answer.
         input_tokens, output_tokens: predicted.
         input_price, output_price: US dollars for a million tokens.
         chars: of the prompt.
@@ -28,6 +29,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     decision: Decision
     deployment: str = ""
     engine: str = ""
+    machine: str = ""
     input_tokens: float = 0.0
     output_tokens: float = 0.0
     input_price: float = 0.0

@@ -16,6 +16,8 @@ target is. It is the same for fast and slow targets, while the latency that a fa
 the answer. So as the fast ones fill, short calls go to slow targets first, and long ones keep their place: that makes
 the tail short in a fleet of unlike speeds.
 
+*Near*: a machine that the call wants to share scores better by a fifth.
+
 *Price* counts by the seconds that a dollar is worth to the run's objective. *Quality* divides: a wrong answer has to be
 had again.
 
@@ -51,6 +53,8 @@ PolicyName = Literal[
     "quality",
 ]
 """`adaptive` is ours; the first three after it are the usual ones; the rest are its ingredients, each alone."""
+NEAR = 0.8
+"""The score of a target on a machine that the call wants to share, in the place of 1."""
 TOLD = 3
 """Targets that were left out of which the reasons tell; of the others, how many there are."""
 
@@ -183,12 +187,14 @@ def _adaptive(case: _Case) -> _Candidate:
     ask, weights = case.ask, WEIGHTS[case.ask.objective]
     effort, base, dollar_s = weights.effort * case.group.fastest_s, weights.base, weights.dollar_s
     bias = _bias(case)
-    best, lowest = case.candidates[0], math.inf
+    best, lowest, near = case.candidates[0], math.inf, ask.near
     for one in case.turned:
         row = one.row
         felt_s = _felt(one.latency_s + bias.get(row.name, 0.0), ask.latency_s)
         work = (base + row.fill) * one.work_tokens
         score = (weights.latency * felt_s + effort * work + dollar_s * one.price) / row.quality
+        if near and row.target.machine in near:
+            score *= NEAR
         if score < lowest:
             best, lowest = one, score
     return best
@@ -284,7 +290,7 @@ def _decision(ask: Ask, group: Group, candidates: list[_Candidate], chosen: _Can
         cost=chosen.price,
         work_tokens=chosen.work_tokens,
         cached_tokens=chosen.cached_tokens,
-        reasons=(*_why(ask, chosen), *_why_rather(chosen, sooner), *_why_not(ask, group, candidates)),
+        reasons=(*_why(ask, chosen), *_why_rather(ask, chosen, sooner), *_why_not(ask, group, candidates)),
     )
 
 
@@ -297,11 +303,13 @@ def _why(ask: Ask, chosen: _Candidate) -> Iterator[str]:
     )
     if chosen.cached_tokens:
         yield f"its prefix cache has {chosen.cached_tokens:.0f} of the prompt's {ask.input_tokens:.0f} tokens"
+    if ask.near and row.target.machine in ask.near:
+        yield f"it is on {row.target.machine}, as the call wants"
     if chosen.price:
         yield f"it costs {chosen.price:.6f} US dollars"
 
 
-def _why_rather(chosen: _Candidate, sooner: _Candidate) -> Iterator[str]:
+def _why_rather(ask: Ask, chosen: _Candidate, sooner: _Candidate) -> Iterator[str]:
     """What speaks against the target that would answer first, where it is another one."""
     if sooner.latency_s == chosen.latency_s:
         return
@@ -309,6 +317,10 @@ def _why_rather(chosen: _Candidate, sooner: _Candidate) -> Iterator[str]:
         (sooner.price > chosen.price, f"costs {sooner.price:.6f} US dollars"),
         (sooner.row.quality < chosen.row.quality, f"is right in {100 * sooner.row.quality:.0f} % only"),
         (sooner.row.fill > chosen.row.fill, "is fuller, and better left to longer answers"),
+        (
+            bool(ask.near) and sooner.row.target.machine not in ask.near,
+            "is on another machine than the call wants",
+        ),
     ]
     why = [reason for holds, reason in against if holds] or ["is not what the policy goes by"]
     yield f"{sooner.row.name} would answer in {sooner.latency_s:.2f} s, but {' and '.join(why)}"

@@ -20,6 +20,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         model: its name in the model pool.
         engine: how a worker asks for it: `vllm:llama-3.1-8b`, `openai:gpt-5-mini`.
         queue: where its worker takes calls from.
+        machine: that its worker runs on; empty: others answer.
         slots: requests that it runs at once; more wait.
         active: requests that it was sent and that have not ended.
         backlog_tokens: predicted work of those: the sum of their decisions' `work_tokens`, weights of their leases.
@@ -41,6 +42,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     queue: str
     gpu_class: str = "cpu"
+    machine: str = ""
     slots: int = 1
     active: int = 0
     backlog_tokens: float = 0.0
@@ -71,6 +73,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         budget: US dollars that it may cost.
         latency_s: it shall be answered within so many seconds.
         excluded: targets that it was sent to already.
+        near: machines that it wants to share.
     """
 
     call: str
@@ -83,6 +86,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: float = math.inf
     latency_s: float = math.inf
     excluded: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

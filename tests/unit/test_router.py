@@ -277,3 +277,15 @@ def test_what_does_not_fit_is_told_with_its_numbers() -> None:
     assert "small: prompt and answer have 600 tokens, its context only 500" in reasons
     assert "dear: the call would cost 2.000000 US dollars there, and may cost 0.500000" in reasons
     assert "slow: it would answer after the deadline in 60.00 s" in reasons
+
+
+def test_a_machine_that_the_call_wants_to_share_is_preferred_where_it_costs_little() -> None:
+    here = target("here", machine="one", decode_tokens_s=100.0)
+    there = target("there", machine="other", decode_tokens_s=90.0)
+    slow = target("slow", machine="far", decode_tokens_s=10.0)
+    near = [
+        route(Ask(call="r/1", output_tokens=100, near=(machine,)), [here, there, slow])
+        for machine in ("other", "far")
+    ]
+    assert [decision.target for decision in near] == ["there", "here"]
+    assert "it is on other, as the call wants" in near[0].reasons

@@ -84,6 +84,7 @@ def test_what_an_agent_requires_survives_writing_and_reading() -> None:
             "a requirement has no field 'capabilty'; did you mean 'capability'",
         ),
         ("prompt: x, requires: [math]", "is no requirement; write for example"),
+        ("prompt: x, requires: {near: aa}", "no node 'aa'"),
     ],
 )
 def test_a_requirement_that_cannot_be_used_is_told(written: str, message: str) -> None:
