@@ -97,13 +97,13 @@ def _rendered(reports: Sequence[EngineReport]) -> RenderableType:
         column.justify = "right"
     for report in reports:
         rows.add_row(*_cells(report))
-    phases = [f"{report.model} in {report.holder}: {report.phase}" for report in reports if report.phase]
+    phases = [f"{report.title} in {report.holder}: {report.phase}" for report in reports if report.phase]
     return Group(rows, *phases)
 
 
 def _cells(report: EngineReport) -> tuple[str, ...]:
     return (
-        report.model,
+        report.title,
         report.gpu_class,
         report.holder,
         report.state,

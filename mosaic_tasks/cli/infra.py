@@ -152,7 +152,7 @@ def _machine_cells(machine: Machine, engines: Sequence[EngineReport]) -> Iterato
     yield milliseconds(machine.round_trip_s)
     yield f"{machine.age_s:.1f} s ago"
     yield printable(_gpu_words(machine))
-    yield printable(", ".join(sorted({each.model for each in hosted_on(engines, machine)})))
+    yield printable(", ".join(sorted({each.title for each in hosted_on(engines, machine)})))
 
 
 def _gpu_words(machine: Machine) -> str:

@@ -26,6 +26,7 @@ from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
 from mosaic_tasks.execution.burying import BuryingStep
 from mosaic_tasks.execution.direct import delete_deserted
+from mosaic_tasks.execution.dispatching import release_sent
 from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.machine import MachineStep
 from mosaic_tasks.execution.prepared import CallId
@@ -179,9 +180,11 @@ class Recovering:
         return self._process.plan_of(run_id).label(INPUTS if call == INPUTS_CALL else CallId(call).node)
 
     def over(self, run_id: str) -> None:
-        """Objects outlive their run by the retention."""
+        """Objects outlive their run by the retention. What was sent and will not be asked any more is no load."""
         expires_s = time.time() + self._process.settings.retention_s
         self._process.payloads.keep_objects_until(run_id, expires_s)
+        if self._process.plan_of(run_id).has_routed and self._process.ledger.run(run_id).status != "done":
+            release_sent(self._process, run_id)
 
     def expire(self) -> None:
         """Deletes the objects of runs past their retention, and the queues of workers that died."""

@@ -19,6 +19,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
+from mosaic_queues.events import read_events
 from mosaic_queues.transitions import Group, Route, route_of
 from mosaic_routing.affinity import Memory, fingerprints
 from mosaic_routing.guards import Query
@@ -278,6 +279,13 @@ class Dispatcher:
         )
 
 
+def release_sent(process: Process, run_id: str) -> None:
+    """Takes the calls of a run that is over from the backlogs of their targets."""
+    events = read_events(process.client, process.ledger.keys, run_id)
+    for call in {call for event in events if event.kind == "routed" for call in event.calls}:
+        process.guards.release(permit_of(run_id, call))
+
+
 def policy_of(name: str) -> Policy:
     """How targets are chosen.
 
@@ -296,4 +304,4 @@ def equip(process: Process) -> None:
     process.places = Dispatcher(process)
 
 
-__all__ = ["Dispatcher", "equip", "policy_of"]
+__all__ = ["Dispatcher", "equip", "policy_of", "release_sent"]

@@ -99,7 +99,7 @@ def _connection(link: GpuLink) -> str:
 def engine_line(engine: EngineReport) -> str:
     """An engine in some words."""
     return printable(
-        f"{engine.model}  {engine.running} running, {engine.waiting} waiting, {engine.slots} slots free"
+        f"{engine.title}  {engine.running} running, {engine.waiting} waiting, {engine.slots} slots free"
     )
 
 

@@ -75,6 +75,11 @@ class EngineReport(EngineLoad, frozen=True, kw_only=True):
     state: EngineState = "ready"
     phase: str = ""
 
+    @property
+    def title(self) -> str:
+        """The model, as people are told of it: `tiny`; `simulated:tiny` where another engine than vLLM answers."""
+        return self.model if self.engine == HOSTED else f"{self.engine}:{self.model}"
+
 
 _REPORTS = Reports(
     "engine", EngineReport, name=lambda report: f"{report.holder}:{report.model}", expiry_s=EXPIRY_S
@@ -160,7 +165,7 @@ def _lines(reports: list[EngineReport]) -> Iterator[str]:
 
 
 def _labels(report: EngineReport) -> str:
-    values = {"model": report.model, "class": report.gpu_class, "worker": report.holder}
+    values = {"model": report.title, "class": report.gpu_class, "worker": report.holder}
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items()) + "}"
 
 

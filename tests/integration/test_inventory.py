@@ -40,6 +40,12 @@ def test_a_load_fits_into_a_report() -> None:
     assert (made.running, made.slots, made.prefix_hits, made.preempted) == (3, 5, 0.9, 2)
 
 
+def test_what_is_simulated_is_told_so() -> None:
+    simulated = report(engine="simulated")
+    assert (report().title, simulated.title) == ("tiny", "simulated:tiny")
+    assert 'model="simulated:tiny"' in prometheus([simulated])
+
+
 @pytest.mark.integration
 def test_engines_are_read_as_they_were_published_last(redis_client: Redis) -> None:
     publish(redis_client, report("two/2/b"), keys=KEYS)

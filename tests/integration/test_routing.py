@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from mosaic_queues.errors import RunFailed
 from mosaic_queues.settings import settings
@@ -14,7 +17,7 @@ from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.process import process_for
-from tests.services import Workers
+from tests.services import Workers, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
@@ -144,3 +147,23 @@ def test_a_reader_of_a_stream_is_placed_like_any_call(models: Path, workers: Wor
     assert run.result(30) == "Forty-two."
     targets = {event.calls[0]: event.target for event in run.events() if event.kind == "routed"}
     assert targets == {"0": "api.replay/sage", "1.m": "api.replay/sage"}
+
+
+def test_what_a_cancelled_run_had_sent_is_no_load_any_more(
+    models: Path, workers: Workers, redis_client: Redis
+) -> None:
+    workers.start("mosaic_tasks.app", ["mosaic.cpu"], pool="solo").wait_ready()
+    stopped = workers.start("mosaic_tasks.app", ["mosaic.api.replay"], pool="solo")
+    stopped.wait_ready()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    try:
+        run = submit(workflow(), {})
+        next(event for event in run.events(follow=True) if event.kind == "routed")
+        guards = process_for(app).guards
+        assert guards.read(Query(leases=("target:api.replay/sage",))).leases[0][0] == 1
+        with key_events(redis_client, "zh") as happened:
+            run.cancel("enough")
+            while guards.read(Query(leases=("target:api.replay/sage",))).leases[0][0]:
+                next(happened)
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)

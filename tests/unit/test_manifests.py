@@ -29,7 +29,7 @@ IN_TREE = {
 GROUPS: list[dict[str, Any]] = [
     {"name": "cpu", "class": "cpu", "queues": ["mosaic.cpu"], "concurrency": 3, "replicas": 2},
     {"name": "llama.h100", "class": "h100", "models": ["llama-3.1-8b"], "replicas": 3},
-    {"name": "large", "class": "h100", "models": ["llama-3.3-70b"], "concurrency": 64},
+    {"name": "large", "class": "h100", "models": ["llama-3.1-70b"], "concurrency": 64},
 ]
 
 
@@ -111,7 +111,7 @@ def test_the_compose_file_has_a_service_for_each_group_with_its_gpus() -> None:
     assert [service["build"]["target"] for service in made.values()] == ["worker", "gpu", "gpu"]
     gpus = [service["deploy"].get("resources") for service in made.values()]
     counts = [each and each["reservations"]["devices"][0]["count"] for each in gpus]
-    assert counts == [None, 1, pool().model("llama-3.3-70b").hosting.classes["h100"].tensor_parallel]  # type: ignore[union-attr]
+    assert counts == [None, 1, pool().model("llama-3.1-70b").hosting.classes["h100"].tensor_parallel]  # type: ignore[union-attr]
 
 
 def test_keys_of_providers_reach_only_the_workers_that_ask_them() -> None:
@@ -166,7 +166,7 @@ def test_names_that_become_one_are_refused() -> None:
 @pytest.mark.parametrize("make", [procfile, lambda topology, models: compose(topology, models, files=FILES)])
 def test_a_topology_that_contradicts_the_pool_is_refused(make: Any) -> None:
     wrong = {"name": "a", "class": "h100", "models": ["no-such-model"]}
-    with pytest.raises(ConfigurationError, match="cannot be deployed: group 'a': .*no-such-model"):
+    with pytest.raises(ConfigurationError, match=r"cannot be deployed: group 'a': .*no-such-model"):
         make(of(wrong), pool())
 
 

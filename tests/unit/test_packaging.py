@@ -1,4 +1,4 @@
-"""What people install: the wheel, its version, the lock file, and the files that start it all."""
+"""What people install: the wheel, its version, and the lock files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
@@ -44,11 +43,6 @@ def pins(file: str = "lock.txt") -> dict[str, str]:
     return {name: version for name, _, version in pinned}
 
 
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
-    return dict(found["services"])
-
-
 def test_the_wheel_brings_three_packages_and_no_other_top_level_name(wheel: zipfile.ZipFile) -> None:
     names = {name.partition("/")[0] for name in wheel.namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == PACKAGES
@@ -60,7 +54,7 @@ def test_the_wheel_brings_every_source_file_script_and_type_marker(wheel: zipfil
         str(path.relative_to(ROOT / folder.parent))
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".lua", ".typed"}
+        if path.suffix in {".j2", ".lua", ".py", ".typed"}
     }
     assert expected >= {f"{package}/py.typed" for package in PACKAGES}
     assert "mosaic_queues/lua/advance.lua" in expected
@@ -86,7 +80,7 @@ def test_the_source_distribution_brings_no_environment_and_no_cache(tmp_path: Pa
     assert not [file for file in files if "__pycache__" in file or file.startswith(".venv")]
 
 
-@pytest.mark.parametrize("file", ["lock.txt", "engine.txt"])
+@pytest.mark.parametrize("file", ["lock.txt", "engine.txt", "gpu.txt"])
 def test_the_pins_are_exact_versions_and_nothing_else(file: str) -> None:
     for line in (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines():
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line), line
@@ -123,38 +117,6 @@ def test_the_environment_is_that_of_the_lock() -> None:
             if canonicalize_name(found.name) == name
         ]
         assert with_version in ([], [version]), f"{name} is {with_version}, the lock says {version}"
-
-
-def test_the_procfile_starts_two_workers_that_share_their_queues() -> None:
-    lines = (ROOT / "Procfile").read_text(encoding="utf-8").splitlines()
-    commands = [command for _, _, command in (line.partition(": ") for line in lines)]
-    assert commands == ["mosaic worker --queues mosaic.cpu,mosaic.api.openai"] * 2
-
-
-def test_the_compose_file_names_commands_and_services_that_exist() -> None:
-    scripts = {script.name for script in importlib.metadata.entry_points(group="console_scripts")}
-    for name, service in services().items():
-        assert set(service.get("depends_on", {})) <= services().keys(), name
-        if "build" in service:
-            assert service["entrypoint"][0] in scripts, name
-    assert len([name for name in services() if name.startswith("worker")]) == 2
-
-
-def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
-    ports = [port for service in services().values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_the_image_is_built_from_the_lock_and_runs_without_root() -> None:
-    lines = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    text = "\n".join(lines)
-    assert "requirements/lock.txt" in text
-    assert text.count("\nFROM ") + text.startswith("FROM ") == 2
-    assert [line for line in lines if line.startswith("USER ")] == ["USER mosaic"]
-    assert '"mosaic", "doctor", "--json"' in text
-    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
-        assert all((ROOT / path).exists() for path in source.split()), source
 
 
 def test_every_import_of_the_packages_is_declared_for_users() -> None:

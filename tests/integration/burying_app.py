@@ -1,0 +1,33 @@
+"""The app, in a worker that dies right before or right after it notes a dead letter; and one task of a user's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from mosaic_queues.dead_letters import DeadLetters
+from mosaic_tasks.app import app
+
+app.conf.broker_transport_options = {**app.conf.broker_transport_options, "visibility_timeout": 1}
+_bury = DeadLetters.bury
+
+
+@app.task(name="reports.echo", ignore_result=True)
+def echo(value: Any) -> Any:
+    return value
+
+
+def _die_before(_letters: DeadLetters, *_arguments: Any, **_options: Any) -> bool:
+    os.kill(0, signal.SIGKILL)
+    return False
+
+
+def _die_after(letters: DeadLetters, *arguments: Any, **options: Any) -> bool:
+    _bury(letters, *arguments, **options)
+    os.kill(0, signal.SIGKILL)
+    return True
+
+
+if (when := os.environ.get("TEST_DIES")) is not None:
+    DeadLetters.bury = {"before": _die_before, "after": _die_after}[when]  # type: ignore[method-assign]
