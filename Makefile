@@ -5,6 +5,8 @@
 .PHONY: help env dev engine demo test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
+# Several processes share the tests; ARGS='-n 0' runs them in one, as a debugger needs it.
+PYTEST := -m pytest -n auto --dist worksteal
 BENCHMARKS := overhead streaming inference routing
 BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
@@ -36,7 +38,7 @@ demo: env $(if $(MODEL),engine) ## the weekly report of a git repository (REPO=p
 	@$(PY) scripts/demo.py
 
 test: env ## all tests but those of a real engine (ARGS='-k name -x' goes to pytest)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) $(PYTEST) $(ARGS)
 
 test-engine: engine ## tests/engine: the tests with a real vLLM engine
 	@.venv-engine/bin/python -m pytest -o testpaths=tests/engine $(ARGS)

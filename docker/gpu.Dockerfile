@@ -22,6 +22,8 @@ RUN pip install --no-build-isolation -c requirements/gpu.txt -c requirements/loc
 
 RUN useradd --uid 10001 --user-group --create-home mosaic
 ENV PYTHONUNBUFFERED=1 MOSAIC_HOME=/home/mosaic/data HF_HOME=/home/mosaic/models
+# All that is built or noted when an engine starts lies in one folder, the only one that must be writable beside these two.
+ENV TRITON_CACHE_DIR=/home/mosaic/.cache/triton CUDA_CACHE_PATH=/home/mosaic/.cache/cuda VLLM_CONFIG_ROOT=/home/mosaic/.cache/vllm-config
 USER mosaic
 WORKDIR /home/mosaic
 RUN mkdir data models

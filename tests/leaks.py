@@ -33,6 +33,7 @@ Kind = Literal["processes", "threads", "files", "keys"]
 GRACE_S = 3.0
 SESSION_VARIABLE = "MOSAIC_TEST_SESSION"
 _CACHES = frozenset({".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+_DEMO = "out"  # where `make demo` writes, as a test does while other processes run theirs
 # Its members carry their own expiry as score, and every sweep drops the expired ones.
 _REGISTRIES = frozenset({b"mosaic:holders", b"mosaic:stored"})
 _files_before = pytest.StashKey[frozenset[str]]()
@@ -55,7 +56,7 @@ class Snapshot:
             processes=frozenset(psutil.Process().children()),
             threads=frozenset(threading.enumerate()),
             directory=os.getcwd(),
-            files=frozenset(os.listdir()) - _CACHES,
+            files=frozenset(os.listdir()) - _CACHES - {_DEMO},
         )
 
 

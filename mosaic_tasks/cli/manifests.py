@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mosaic_tasks.cli.exits import ExitCode
+from mosaic_tasks.cli.options import JsonOption
+from mosaic_tasks.cli.output import print_json
 
 _FILES = {
     "procfile": "Procfile",
@@ -36,6 +38,7 @@ def manifests(
         Path | None,
         typer.Option("--check", metavar="FILE", help="Write nothing: exit code 1 when this file is another."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write what starts the workers of the topology: each of its groups becomes lines, a service, or a Deployment.
 
@@ -53,23 +56,31 @@ def manifests(
     text = _text(kind, folder=(out or check or Path(_FILES[kind])).absolute().parent)
     if out is not None:
         out.write_text(text, "utf-8")
-        typer.echo(f"written: {out}")
+        _tell({"kind": kind, "file": str(out)}, f"written: {out}", as_json=as_json)
     elif check is not None:
-        _compare(text, check, kind)
+        _compare(text, check, kind, as_json=as_json)
     else:
-        typer.echo(text, nl=False)
+        _tell({"kind": kind, "text": text}, text.rstrip("\n"), as_json=as_json)
 
 
-def _compare(text: str, file: Path, kind: Kind) -> None:
+def _tell(document: dict[str, Any], text: str, *, as_json: bool, is_wrong: bool = False) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(text, err=is_wrong)
+
+
+def _compare(text: str, file: Path, kind: Kind, *, as_json: bool) -> None:
     """Ends with exit code 1, and says what mends it, when the file says something else."""
-    if file.exists() and file.read_text("utf-8") == text:
-        typer.echo(f"as the topology says: {file}")
-        return
-    typer.echo(
-        f"mosaic: {file} is not what the topology says; mend it with: mosaic manifests {kind} --out {file}",
-        err=True,
-    )
-    raise typer.Exit(ExitCode.FAILED)
+    is_same = file.exists() and file.read_text("utf-8") == text
+    mend = f"mosaic manifests {kind} --out {file}"
+    told = f"as the topology says: {file}"
+    if not is_same:
+        told = f"mosaic: {file} is not what the topology says; mend it with: {mend}"
+    document = {"kind": kind, "file": str(file), "is_same": is_same, "mend": "" if is_same else mend}
+    _tell(document, told, as_json=as_json, is_wrong=not is_same)
+    if not is_same:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _text(kind: Kind, *, folder: Path) -> str:

@@ -8,10 +8,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import structlog
 import typer
 
-from mosaic_tasks.cli.output import to_json
+from mosaic_tasks.cli.options import JsonOption
+from mosaic_tasks.cli.output import print_json_line, to_json
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mosaic_queues.liveness import LiveProcess
     from mosaic_queues.work import Work
     from mosaic_routing.inventory import EngineReport
-
-log = structlog.get_logger(__name__)
 
 PORT = 9464
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,11 +48,13 @@ def metrics(
         str, typer.Option("--host", metavar="ADDRESS", help="Where to answer; nobody is asked who they are.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.")] = PORT,
+    as_json: JsonOption = False,
 ) -> None:
     """Answer over HTTP what queues, workers and engines do, until Ctrl-C.
 
     /metrics: all figures, in Prometheus's text format. /work/GROUP: of a group of the topology, as JSON: messages that
-    wait, those that its workers have taken and not ended, and both together, by which KEDA scales.
+    wait, those that its workers have taken and not ended, and both together, by which KEDA scales. It says where it
+    answers once it does; with --json as one line of JSON.
 
     \b
     Examples:
@@ -70,9 +70,13 @@ def metrics(
     keys = Keys(settings().namespace)
     with (
         connect(server_urls().redis_url) as client,
-        _listening(host, port, lambda: _read(client, keys)) as server,
+        listening(host, port, lambda: _read(client, keys)) as server,
     ):
-        typer.echo(f"http://{server.server_address[0]!s}:{server.server_address[1]}/metrics")
+        url = f"http://{host}:{server.server_address[1]}/metrics"
+        if as_json:
+            print_json_line({"url": url})
+        else:
+            typer.echo(url)
         server.serve_forever()
 
 
@@ -80,7 +84,13 @@ def _interrupt(*_signal: Any) -> None:
     raise typer.Exit
 
 
-def _listening(host: str, port: int, read: Callable[[], Figures]) -> ThreadingHTTPServer:
+def listening(host: str, port: int, read: Callable[[], Figures]) -> ThreadingHTTPServer:
+    """A server that answers with what `read` finds, each time anew.
+
+    Raises:
+        typer.BadParameter: the address cannot be had.
+    """
+
     class Handler(_Handler):
         figures = staticmethod(read)
 
@@ -102,7 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         except Exception as error:  # noqa: BLE001  whoever asks again shall have an answer once the server is back
-            log.warning("metrics.unknown", what="cannot say what there is", error=str(error))
+            from structlog import get_logger  # it brings rich, which no other command needs
+
+            get_logger(__name__).warning("metrics.unknown", what="cannot say what there is", error=str(error))
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self.send_response(HTTPStatus.OK)

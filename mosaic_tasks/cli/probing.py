@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_tasks.cli.exits import ExitCode
+from mosaic_tasks.cli.options import JsonOption
+from mosaic_tasks.cli.output import print_json
 from mosaic_tasks.inspection.wording import counted
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Question(StrEnum):
 
 def probe(
     question: Annotated[Question, typer.Argument(help="Whether the worker lives, or takes calls.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Ask whether the worker of this machine, or container, is well: for probes and health checks.
 
@@ -49,15 +52,23 @@ def probe(
 
     try:
         reason = _not_well(question)
+        is_well: bool | None = not reason
     except ServerError as error:
         if question is Question.READY:
             raise
-        typer.echo(f"not known: {error}")
-        return
-    if reason:
-        typer.echo(f"no: {reason}", err=True)
+        is_well, reason = None, str(error)
+    _answer(question, is_well, reason, as_json=as_json)
+
+
+def _answer(question: Question, is_well: bool | None, reason: str, *, as_json: bool) -> None:
+    """Yes, no, or that nobody can know."""
+    if as_json:
+        print_json({"question": question, "is_well": is_well, "reason": reason})
+    else:
+        told = {True: "yes", False: "no", None: "not known"}[is_well]
+        typer.echo(f"{question}: {told}{reason and f', {reason}'}", err=is_well is False)
+    if is_well is False:
         raise typer.Exit(ExitCode.FAILED)
-    typer.echo(f"{question}: yes")
 
 
 def drain(
@@ -65,6 +76,7 @@ def drain(
         float,
         typer.Option("--timeout", min=0, metavar="SECONDS", help="Stop waiting after so long."),
     ] = 60.0,
+    as_json: JsonOption = False,
 ) -> None:
     """End the workers of this machine, or container, once they have finished what they run, and wait for that.
 
@@ -81,7 +93,10 @@ def drain(
     with _server() as client:
         holders = {each.name for each in live_processes(client, _keys()) if _works_here(each)}
         _drain(client, holders, until=time.monotonic() + timeout_s)
-    typer.echo(f"ended: {counted(len(holders), 'worker')}")
+    if as_json:
+        print_json({"ended": len(holders)})
+    else:
+        typer.echo(f"ended: {counted(len(holders), 'worker')}")
 
 
 def _drain(client: Redis, holders: Collection[str], *, until: float) -> None:
@@ -94,10 +109,10 @@ def _drain(client: Redis, holders: Collection[str], *, until: float) -> None:
     from mosaic_queues.liveness import live_processes
 
     while left := [each for each in live_processes(client, _keys()) if each.name in holders]:
+        _ask_to_end(client, {each.name for each in left})
         if time.monotonic() > until:
             pids = ", ".join(str(each.pid) for each in left)
             raise WaitTimeout(f"{counted(len(left), 'worker')} still at work here (process {pids})")
-        _ask_to_end(client, {each.name for each in left})
         time.sleep(LOOK_S)
 
 

@@ -73,6 +73,10 @@ class Broker:
                 moved += 1
         return moved
 
+    def delete(self, queue: str) -> None:
+        """Deletes a queue. kombu's own way only knows queues that the same connection declared."""
+        self._channel._delete(queue, queue, queue, "")
+
     def _own_step(self, priority: int) -> int:
         """Where the app itself puts messages of a priority; it may tell fewer apart."""
         return max((step for step in self._own_steps if step <= priority), default=self._own_steps[-1])
@@ -178,8 +182,10 @@ def move_messages(app: Celery, source: str, target: str, *, most: int) -> int:
 def delete_queue(app: Celery, queue: str) -> None:
     """Deletes a queue with all of its messages."""
     with app.connection_for_write() as connection, connection.channel() as channel:
-        see_all_levels(channel)
-        channel.queue_delete(queue)
+        if is_redis(connection):
+            Broker(channel).delete(queue)
+        else:
+            channel.queue_delete(queue)
 
 
 def _count(channel: Any, queue: str) -> int:

@@ -26,9 +26,16 @@ class BearingMessage(virtual.Message):  # type: ignore[misc, unused-ignore]
             super().__init__(payload, channel=channel, **options)
         except _BROKEN:
             headers = payload.get("headers")
-            bare = {**payload, "body": None, "headers": headers if isinstance(headers, dict) else {}}
-            super().__init__(bare, channel=channel, **options)
-            self._raw, self.body = payload, str(payload.get("body")).encode()
+            bare = {**payload, "headers": headers if isinstance(headers, dict) else {}}
+            try:
+                super().__init__(bare, channel=channel, **options)
+            except _BROKEN:
+                super().__init__({**bare, "body": None}, channel=channel, **options)
+                self.body = str(payload.get("body")).encode()
+            self._raw = payload
+        info = self.delivery_info
+        if not (isinstance(self.delivery_tag, str) and "exchange" in info and "routing_key" in info):
+            raise ValueError("it can be neither noted nor acknowledged")
 
 
 class _Envelope(msgspec.Struct):

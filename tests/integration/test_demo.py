@@ -45,7 +45,7 @@ def left_over(tmp_path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("line", ["started worker1", "run ", "history: done"])
+@pytest.mark.parametrize("line", ["started cpu-1", "run ", "history: done"])
 def test_interrupting_it_leaves_no_process(environment: dict[str, str], tmp_path: Path, line: str) -> None:
     with start(environment) as demo:
         assert demo.stdout is not None

@@ -117,7 +117,6 @@ def test_a_plain_celery_worker_serves_alone(
     assert "Oslo bought for 120 euros." in printed
 
 
-@pytest.mark.leaves("files", reason="the demo writes its report where the README says")
 def test_make_demo_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     environment = {**os.environ, "MOSAIC_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
     for name in ("MOSAIC_REDIS_URL", "PYTHONPATH"):

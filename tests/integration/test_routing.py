@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,52 @@ def test_what_a_cancelled_run_had_sent_is_no_load_any_more(
                 next(happened)
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
+
+
+def test_a_dead_deployment_costs_one_try_and_calls_go_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps({"text": "Alive.", "match": ["number"]}) + "\n")
+    cheap, dear = "price: {input: 0.1, output: 0.1}", "price: {input: 1, output: 1}"
+    pool = tmp_path / "models.yaml"
+    pool.write_text(
+        "limits: {breaker: {open_s: 600, open_max_s: 600}}\n"
+        "models:\n  sage:\n    context_tokens: 4096\n    providers:\n"
+        f"      - {{engine: openai, model: gone, provider: openai, {cheap}}}\n"
+        f"      - {{engine: replay, model: {json.dumps(str(answers))}, provider: replay, {dear}}}\n"
+    )
+    monkeypatch.setenv("MOSAIC_MODELS", str(pool))
+    settings.cache_clear()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+        dead = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
+        queues = ["mosaic.api.openai", "mosaic.api.replay", "mosaic.cpu"]
+        workers.start("mosaic_tasks.app", queues, pool="async", env=dead).wait_ready()
+        asks = Workflow.from_yaml(
+            "name: asks\nobjective: cost\ninputs: {number: integer}\nnodes:\n"
+            "  answer:\n    agent: {prompt: 'number {{ inputs.number }}', model: 'pool:sage'}\n"
+            "    retry: {attempts: 2, delay: 10ms}\noutput: answer\n"
+        )
+        runs = []
+        for number in range(12):
+            runs.append(submit(asks, {"number": number}))
+            assert runs[-1].result(30) == "Alive."
+    sent = [event.target for run in runs for event in run.events() if event.kind == "routed"]
+    assert sent.count("api.openai/sage") == 1
+    failed = [event for run in runs for event in run.events() if event.kind == "retry"]
+    assert len(failed) == 1
+
+
+def test_limits_that_are_used_up_hold_calls_back_until_they_are_not(models: Path, workers: Workers) -> None:
+    models.write_text(
+        models.read_text()
+        + "limits: {providers: {api.replay: {requests_per_minute: 120, burst_minutes: 0.01}}}\n"
+    )
+    workers.start("mosaic_tasks.app", ["mosaic.api.replay", "mosaic.cpu"], pool="async").wait_ready()
+    asks = workflow()
+    runs = [submit(asks, {}) for _ in range(5)]
+    assert [run.result(30) for run in runs] == ["Forty-two."] * 5
+    usages = sorted(event.at_ms for run in runs for event in run.events() if event.kind == "usage")
+    assert usages[-1] - usages[0] >= 1500  # two a second, by the server's clock

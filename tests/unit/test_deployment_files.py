@@ -214,6 +214,13 @@ def test_what_scales_asks_the_service_of_the_figures_for_a_group() -> None:
     )
 
 
+def test_the_values_of_the_documentation_are_taken() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yaml\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
+    deployments = kinds(render(CHART, yaml.safe_load(block)), "Deployment")
+    assert deployments["demo-cpu"]["spec"]["replicas"] == 4
+
+
 def test_the_chart_has_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
