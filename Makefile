@@ -5,8 +5,9 @@
 .PHONY: help env dev engine demo test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
-# Several processes share the tests; ARGS='-n 0' runs them in one, as a debugger needs it.
-PYTEST := -m pytest -n auto --dist worksteal
+# Several processes share the tests (ARGS='-n 0': one, as a debugger needs it). Those of an engine compute, the others
+# wait a lot.
+PYTEST := -m pytest --dist worksteal
 BENCHMARKS := overhead streaming inference routing
 BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
@@ -38,10 +39,10 @@ demo: env $(if $(MODEL),engine) ## the weekly report of a git repository (REPO=p
 	@$(PY) scripts/demo.py
 
 test: env ## all tests but those of a real engine (ARGS='-k name -x' goes to pytest)
-	@$(PY) $(PYTEST) $(ARGS)
+	@$(PY) $(PYTEST) -n auto $(ARGS)
 
 test-engine: engine ## tests/engine: the tests with a real vLLM engine
-	@.venv-engine/bin/python -m pytest -o testpaths=tests/engine $(ARGS)
+	@.venv-engine/bin/python $(PYTEST) -n 2 -o testpaths=tests/engine $(ARGS)
 
 check: env ## lint, format, types, import rules: what must hold before a commit
 	@scripts/check

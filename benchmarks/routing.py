@@ -51,12 +51,14 @@ class Sizes:
         learn: calls before those that are reported; lengths are learned of them, and caches filled.
         calls: of a trace, that are reported.
         one_of: of the conversations of the trace with prefixes.
+        speeds: of the machines.
         policies: of each scenario, by its name.
     """
 
     learn: int
     calls: int
     one_of: int
+    speeds: Sequence[float]
     model_calls: int
     policies: Mapping[str, Sequence[str]]
 
@@ -73,6 +75,7 @@ FULL = Sizes(
     learn=300,
     calls=1_400,
     one_of=5,
+    speeds=(4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0),
     model_calls=240,
     policies={
         "speeds": ONE_MODEL,
@@ -85,6 +88,7 @@ QUICK = Sizes(
     learn=20,
     calls=60,
     one_of=40,
+    speeds=(4.0, 2.0, 1.0),
     model_calls=0,
     policies={"speeds": ("least-outstanding",), "binding": ("adaptive",)},
 )
@@ -166,11 +170,11 @@ class Playing:
         fleet = Fleet(
             self.processes,
             self.server,
-            scenario.name,
-            self._fleets,
-            scenario.fleet,
-            scenario.models,
-            scenario.worker_policy,
+            name=scenario.name,
+            database=self._fleets,
+            machines=scenario.fleet,
+            models=scenario.models,
+            policy=scenario.worker_policy,
         )
         fleet.start(self.answers)
         found: dict[str, Outcome] = {}
@@ -183,61 +187,64 @@ class Playing:
         self.outcomes[scenario.name] = found
 
     def _turn(self, scenario: Scenario, fleet: Fleet, policy: str, objective: str) -> Outcome:
+        name = f"{scenario.name}-{policy}-{objective}"
         client = Client(
             self.processes,
-            f"client-{scenario.name}-{policy}-{objective}",
+            f"client-{name}",
             "routing_client",
             environment=fleet.environment(policy),
             workers=fleet.workers,
         )
         client.ask("workers", len(fleet.machines))
-        name = f"{scenario.name}-{policy}-{objective}"
+        path, before_s = self._write(scenario, name), fleet.cpu_s()
+        told = client.ask("call", "play", str(path), name, dict(scenario.agent), objective)
+        spent_s = [after - before for after, before in zip(fleet.cpu_s(), before_s, strict=True)]
+        self.processes.stop([client.started])
+        busy = {"worker_cpu": max(spent_s) / told["seconds"], "workers_cpu": sum(spent_s) / told["seconds"]}
+        return outcome(scenario, told | busy)
+
+    def _write(self, scenario: Scenario, name: str) -> Path:
+        """The calls of one turn, in whose prompts nothing is as in those of another."""
         salt = f"{crc32(name.encode()):08x}"
         calls = scaled(scenario.calls, scenario.stretch)
-        lines = [(call.at_s, prompt(number, call, salt=salt)) for number, call in enumerate(calls)]
         path = self.processes.directory / f"{name}.json"
+        lines = [(call.at_s, prompt(number, call, salt=salt)) for number, call in enumerate(calls)]
         path.write_text(json.dumps(lines))
-        holders, before_s = client.ask("call", "machines"), fleet.cpu_s()
-        told = client.ask("call", "play", str(path), name, dict(scenario.agent), objective)
-        busy = [
-            (after - before) / told["seconds"] for after, before in zip(fleet.cpu_s(), before_s, strict=True)
-        ]
-        self.processes.stop([client.started])
-        return outcome(scenario, told | {"worker_cpu": max(busy), "workers_cpu": sum(busy)}, holders)
+        return path
 
 
-def outcome(scenario: Scenario, told: Mapping[str, Any], holders: Mapping[str, str]) -> Outcome:
+def outcome(scenario: Scenario, told: Mapping[str, Any]) -> Outcome:
     """What the calls tell, without those that came first."""
     calls = told["calls"][scenario.learn :]
     latencies = [call["latency_s"] for call in calls]
-    read = [call["input_tokens"] - call["cached_tokens"] for call in calls]
-    work: dict[str, float] = defaultdict(float)
-    for call, unread in zip(calls, read, strict=True):
-        work[holders[call["holder"].partition("#")[0]]] += call["output_tokens"] + unread / PREFILL
-    by_queue = {f"machine-{number}": one for number, one in enumerate(scenario.fleet)}
-    hosts = {
-        queue: by_queue[queue.removeprefix("mosaic.direct.").partition("@")[0]] for queue in holders.values()
-    }
-    loads = [work[queue] / machine.capacity_tokens_s for queue, machine in hosts.items()]
+    read = sum(call["input_tokens"] - call["cached_tokens"] for call in calls)
+    loads = loads_of(scenario.fleet, calls)
+    model = {machine.name: machine.model for machine in scenario.fleet}
     quality = {model.name: model.quality for model in scenario.models}
     return Outcome(
         latencies_s=latencies,
         within=sum(one <= scenario.within_s for one in latencies) / len(latencies),
         dollars=sum(call["cost_usd"] for call in calls),
-        cached=1 - sum(read) / sum(call["input_tokens"] for call in calls),
-        read_tokens=sum(read),
+        cached=1 - read / sum(call["input_tokens"] for call in calls),
+        read_tokens=read,
         max_over_mean=max(loads) / statistics.mean(loads),
-        quality=statistics.mean(
-            quality[hosts[holders[call["holder"].partition("#")[0]]].model] for call in calls
-        ),
+        quality=statistics.mean(quality[model[call["machine"]]] for call in calls),
         told={key: value for key, value in told.items() if key != "calls"},
     )
+
+
+def loads_of(fleet: Sequence[Machine], calls: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Work that each machine did, for what it can do in a second."""
+    work: dict[str, float] = defaultdict(float)
+    for call in calls:
+        unread = call["input_tokens"] - call["cached_tokens"]
+        work[call["machine"]] += call["output_tokens"] + unread / PREFILL
+    return [work[machine.name] / machine.capacity_tokens_s for machine in fleet]
 
 
 # -- scenarios -----------------------------------------------------------------------------------------------------
 
 
-SPEEDS = (4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0)
 EQUAL = (2.0,) * 7
 CHAT = Model("chat", quality=0.9, dollars=0.2)
 LARGE, SMALL = Model("large", quality=0.93, dollars=0.6), Model("small", quality=0.85, dollars=0.1)
@@ -245,11 +252,14 @@ LARGE, SMALL = Model("large", quality=0.93, dollars=0.6), Model("small", quality
 
 def scenarios(sizes: Sizes) -> list[Scenario]:
     """Those of which a policy is asked for."""
-    talk = window(azure(), sizes.learn, sizes.calls) if TRACES.exists() else made(sizes.learn + sizes.calls)
+    if TRACES.exists():
+        told, talk = "Azure conversation", window(azure(), sizes.learn, sizes.calls)
+    else:
+        told, talk = "made-up calls", made(sizes.learn + sizes.calls)
     speeds = Scenario(
         name="speeds",
-        title="speeds 4:2:1, Azure conversation; calls stay where they were sent",
-        fleet=machines(SPEEDS, ["chat"] * len(SPEEDS)),
+        title=f"speeds 4:2:1, {told}; calls stay where they were sent",
+        fleet=machines(sizes.speeds, ["chat"] * len(sizes.speeds)),
         models=(CHAT,),
         calls=talk,
         agent={"model": "pool:chat"},
@@ -266,7 +276,7 @@ def scenarios(sizes: Sizes) -> list[Scenario]:
         speeds,
         name="models",
         title="unlike models: large on the three fast ones, small on the four slow ones",
-        fleet=machines(SPEEDS, ["large"] * 3 + ["small"] * 4),
+        fleet=machines(sizes.speeds, ["large" if speed > 1 else "small" for speed in sizes.speeds]),
         models=(LARGE, SMALL),
         calls=talk[: sizes.model_calls],
         agent={"requires": {"capability": "answers"}},
@@ -304,7 +314,7 @@ def made(count: int) -> list[Call]:
     for _ in range(count):
         at_s += chance.expovariate(5.0)
         calls.append(
-            Call(at_s, chance.randint(100, 3_000), min(1_000, int(chance.lognormvariate(5.0, 0.8)) + 1))
+            Call(at_s, chance.randint(100, 3_000), min(300, int(chance.lognormvariate(5.0, 0.8)) + 1))
         )
     return calls
 

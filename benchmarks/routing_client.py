@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from mosaic_routing.inventory import engines
+from mosaic_routing.queues import DIRECT_PREFIX
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution import dispatching
@@ -66,7 +67,7 @@ def play(path: str, name: str, agent: dict[str, Any], objective: str) -> dict[st
 
     Returns:
         Of each call in order: `latency_s` from when it was due, `input_tokens`, `cached_tokens`, `output_tokens`,
-        `cost_usd`, and the `holder` that answered; of all, how late they were submitted, what they took here, and what
+        `cost_usd`, and the `machine` that answered; of all, how late they were submitted, what they took here, and what
         decisions took.
     """
     asked, decisions, places = workflow(name, agent, objective), Clock(), Clock()
@@ -77,9 +78,9 @@ def play(path: str, name: str, agent: dict[str, Any], objective: str) -> dict[st
     runs, late_s = _submit_all(asked, json.loads(Path(path).read_text()), begun_s)
     for run, _ in runs:
         run.result(TIMEOUT_S)
-    seconds = time.time() - begun_s
+    seconds, workers = time.time() - begun_s, _workers()
     return {
-        "calls": [_told(run, due_s) for run, due_s in runs],
+        "calls": [_told(run, due_s, workers) for run, due_s in runs],
         "seconds": seconds,
         "cpu": (time.process_time() - begun_cpu_s) / seconds,
         "late_p99_s": sorted(late_s)[-(-99 * len(late_s) // 100) - 1],
@@ -88,9 +89,12 @@ def play(path: str, name: str, agent: dict[str, Any], objective: str) -> dict[st
     }
 
 
-def machines() -> dict[str, str]:
-    """The queue of its own by the holder of each worker."""
-    return {report.holder: report.queues[-1] for report in engines(process_for(app).client)}
+def _workers() -> dict[str, str]:
+    """The names of the workers by their incarnation."""
+    reports = engines(process_for(app).client)
+    return {
+        report.holder: report.queues[-1].removeprefix(DIRECT_PREFIX).partition("@")[0] for report in reports
+    }
 
 
 def _submit_all(
@@ -105,12 +109,12 @@ def _submit_all(
     return runs, late_s
 
 
-def _told(run: Run, due_s: float) -> dict[str, Any]:
+def _told(run: Run, due_s: float, workers: Mapping[str, str]) -> dict[str, Any]:
     found = {event.kind: event for event in run.events()}
     used = found["usage"]
     return {
         "latency_s": found["closed"].at_ms / 1000 - due_s,
-        "holder": found["claimed"].holder,
+        "machine": workers[found["claimed"].holder.partition("#")[0]],
         "input_tokens": used.tokens[0],
         "output_tokens": used.tokens[1],
         "cached_tokens": used.cached_tokens,

@@ -31,7 +31,6 @@ CACHE_BLOCKS = 20_000
 CONTEXT_TOKENS = 1 << 20
 ASKS = "#{:04d}"
 """The end of a prompt: so many tokens are to be answered."""
-MODULE = "routing_client"
 
 
 @dataclass(frozen=True)

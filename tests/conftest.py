@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def mosaic_process(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MOSAIC_REDIS_URL", redis_url)
     monkeypatch.setenv("MOSAIC_HOME", str(tmp_path / "home"))
     settings.cache_clear()
+    _configure_app()
     yield settings()
     close_all()
     settings.cache_clear()
+
+
+def _configure_app() -> None:
+    """Has the app read its configuration anew: it keeps the first, which may be of a test with a server of its own."""
+    from mosaic_tasks.app import app
+
+    sys.modules.pop("mosaic_tasks.celeryconfig", None)
+    app.config_from_object("mosaic_tasks.celeryconfig", force=True)
+    app._after_fork()  # forgets its connections

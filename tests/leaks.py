@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,9 +29,10 @@ import psutil
 import pytest
 from redis import Redis
 
+from tests.services import SESSION_VARIABLE, session_name
+
 Kind = Literal["processes", "threads", "files", "keys"]
 GRACE_S = 3.0
-SESSION_VARIABLE = "MOSAIC_TEST_SESSION"
 _CACHES = frozenset({".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 _DEMO = "out"  # where `make demo` writes, as a test does while other processes run theirs
 # Its members carry their own expiry as score, and every sweep drops the expired ones.
@@ -132,16 +133,17 @@ def permanent_keys(client: Redis, namespace: str = "mosaic") -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Marks the environment that all processes of this session inherit, and notes the files.
 
-    A process that shares the tests with others adds to the mark, so that it can tell what is its own. A SIGTERM from
-    now on ends the session as Ctrl-C does, so that fixtures stop what they started.
+    A process that shares the tests with others adds its name to the mark, so that it can tell what is its own. A
+    SIGTERM from now on ends the session as Ctrl-C does, so that fixtures stop what they started.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell ignores it for what runs in its background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    started_by = os.environ.get(SESSION_VARIABLE, "")
-    os.environ[SESSION_VARIABLE] = f"{started_by}/{uuid.uuid4().hex}"
-    if not _shares_tests(session.config):
-        session.config.stash[_files_before] = _changed_files(session.config.rootpath)
+    if _shares_tests(session.config):
+        os.environ[SESSION_VARIABLE] += f".{os.environ['PYTEST_XDIST_WORKER']}"
+        return
+    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    session.config.stash[_files_before] = _changed_files(session.config.rootpath)
 
 
 @pytest.hookimpl(trylast=True)
@@ -180,7 +182,8 @@ def _changed_files(root: Path) -> frozenset[str]:
 
 def _end_strays(config: pytest.Config) -> list[str]:
     """Processes of this session that still run though all fixtures are gone; they are killed."""
-    strays = [process for process in psutil.process_iter() if _is_stray(process, _directory(config))]
+    names = [session_name(), *_directories(config)]
+    strays = [process for process in psutil.process_iter() if _is_stray(process, names)]
     _, lasting = psutil.wait_procs(strays, timeout=GRACE_S if strays else 0)
     described = [_describe(process) for process in lasting]
     for process in lasting:
@@ -190,18 +193,19 @@ def _end_strays(config: pytest.Config) -> list[str]:
     return described
 
 
-def _directory(config: pytest.Config) -> str | None:
+def _directories(config: pytest.Config) -> list[str]:
     """Where the tests of this session had their temporary directories, if any had one."""
     factory = getattr(config, "_tmp_path_factory", None)
     base = getattr(factory, "_basetemp", None)
-    return None if base is None else f"{base}{os.sep}"
+    return [] if base is None else [f"{base}{os.sep}"]
 
 
-def _is_stray(process: psutil.Process, directory: str | None) -> bool:
-    """Whether it inherited our mark, or works in our temporary directory (with an environment of its own)."""
+def _is_stray(process: psutil.Process, names: Sequence[str]) -> bool:
+    """Whether it inherited our mark, or its command has one of the names (with an environment of its own)."""
     if process.pid == os.getpid() or _is_python_helper(process):
         return False
     with contextlib.suppress(psutil.Error, OSError):
         marked = process.environ().get(SESSION_VARIABLE, "").startswith(os.environ[SESSION_VARIABLE])
-        return marked or (directory is not None and directory in "\0".join(process.cmdline()))
+        command = "\0".join(process.cmdline())
+        return marked or any(name in command for name in names)
     return False

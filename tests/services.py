@@ -35,6 +35,12 @@ STOP_S = 15.0
 Pool = Literal["solo", "prefork", "threads", "async"]
 ASYNC_POOL = "mosaic_tasks.pool:TaskPool"
 GIVEN_SERVER = "MOSAIC_TEST_REDIS_URL"
+SESSION_VARIABLE = "MOSAIC_TEST_SESSION"
+
+
+def session_name() -> str:
+    """A word for what hides its environment: in the command of a process it says that this session started it."""
+    return os.environ[SESSION_VARIABLE].partition(".")[0]
 
 
 def missing(what: str) -> NoReturn:
@@ -87,7 +93,7 @@ def _own_server() -> Iterator[str]:
     except ServerStartError as error:
         missing(str(error))
     # Not pytest's own directory: the path of a unix socket must be short.
-    directory = tempfile.mkdtemp(prefix="mosaic-test-", dir="/tmp")
+    directory = tempfile.mkdtemp(prefix=f"mosaic-test-{session_name()}-", dir="/tmp")
     socket = f"{directory}/valkey.sock"
     options = {"port": "0", "unixsocket": socket, "dir": directory, "save": "", "appendonly": "no"}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]

@@ -112,6 +112,9 @@ def _tell(report: Report, file: str) -> None:
         out.print(f"wrong: {problem}", soft_wrap=True)
     if report.gaps:
         named = ", ".join(gap.model for gap in report.gaps)
-        out.print(f"note: agents that name one of these as pool:NAME wait, no group answers: {named}", soft_wrap=True)
+        out.print(
+            f"note: agents that name one of these as pool:NAME wait, no group answers: {named}",
+            soft_wrap=True,
+        )
     if not report.contradictions:
         out.print(f"{file} contradicts neither itself nor the model pool", soft_wrap=True)

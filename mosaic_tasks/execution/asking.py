@@ -1,21 +1,23 @@
 """Asks an agent's engine in the name of a call: the one that the agent names, or the one to which the router sent it.
 
-What was sent is counted at its target until it ends here. Limits are kept around the asking alone; a call that they
-hold up for longer than a moment goes back, so that the router may send it elsewhere, and its place is free meanwhile.
+What was sent is counted at its target until it ends here, also where it ends without asking. Limits are kept around
+the asking alone; a call that they hold up for longer than a moment goes back, so that the router may send it elsewhere,
+and its place is free meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
+from redis.exceptions import RedisError
 
-from mosaic_queues.errors import EngineGone, EngineRefused, ServerError
+from mosaic_queues.errors import EngineGone, EngineRefused, MosaicError, ServerError
 from mosaic_queues.transitions import route_of
 from mosaic_routing.guards import GuardedCall, Limited, Need
 from mosaic_routing.pool import pool
@@ -61,13 +63,19 @@ class Asking:
             raise EngineGone("nobody has said yet who answers it")
         options["priority"] = sent.level
         first = self._ask_sent(work, agent, names, sent, options)
+        if not sent.is_provider or options.get("on_delta") or self._process.places is None:
+            return await first
+        second = partial(self._second, work, agent, names, sent, options)
+        return await first_answer(first, second, after_s=sent.straggles_after_s)
+
+    @asynccontextmanager
+    async def counted(self, call: str) -> AsyncIterator[None]:
+        """Around the whole work of a call, which may ask several times: then it is no load of its target any more."""
         try:
-            if not sent.is_provider or options.get("on_delta") or self._process.places is None:
-                return await first
-            second = partial(self._second, work, agent, names, sent, options)
-            return await first_answer(first, second, after_s=sent.straggles_after_s)
+            yield
         finally:
-            await asyncio.shield(asyncio.to_thread(self._release, work.claim.call))
+            if self._plan.is_routed(call):
+                await asyncio.shield(asyncio.to_thread(self.release, call))
 
     def sent(self, call: str) -> Sent | None:
         """Where a call was sent that this process claimed; None: that is not recorded."""
@@ -88,7 +96,17 @@ class Asking:
         """The same at another provider, where that is worth it."""
         places, call = self._process.places, work.claim.call
         assert places is not None
-        other = await asyncio.to_thread(places.elsewhere, self._run_id, self._plan, call, sent, elapsed_s)
+        try:
+            other = await asyncio.to_thread(places.elsewhere, self._run_id, self._plan, call, sent, elapsed_s)
+        except (RedisError, MosaicError) as error:  # the first one may still answer
+            log.info(
+                "call.not_hedged",
+                what="whom else to ask cannot be said now",
+                run=self._run_id,
+                call=call,
+                error=str(error),
+            )
+            return None
         if other is None:
             return None
         log.info(
@@ -124,6 +142,8 @@ class Asking:
                 cost = self._cost(sent, answer)
                 admitted.used(tokens=answer.usage.input_tokens + answer.usage.output_tokens, dollars=cost)
         except Limited as error:
+            if self._process.places is not None:
+                self._process.places.held_up(self._run_id, work.claim.call, sent, error)
             raise EngineGone(str(error)) from None
         self._learn(work, sent, answer)
         usage = msgspec.structs.replace(answer.usage, cost_usd=cost)
@@ -157,10 +177,11 @@ class Asking:
             output_tokens=answer.usage.output_tokens,
         )
 
-    def _release(self, call: str) -> None:
+    def release(self, call: str) -> None:
         """The call is no load of its target any more. Should the server be away, that lapses by itself."""
-        with suppress(ServerError):
-            self._process.guards.release(permit_of(self._run_id, call))
+        if self._plan.is_routed(call) and self._plan.asks(call):
+            with suppress(ServerError):
+                self._process.guards.release(permit_of(self._run_id, call))
 
 
 __all__ = ["Asking"]

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -13,7 +14,7 @@ from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
 from mosaic_queues.broker import ANY, oldest_message, see_all_levels
-from mosaic_queues.errors import ConfigurationError
+from mosaic_queues.errors import ConfigurationError, UnknownRun
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
@@ -183,8 +184,11 @@ class Recovering:
         """Objects outlive their run by the retention. What was sent and will not be asked any more is no load."""
         expires_s = time.time() + self._process.settings.retention_s
         self._process.payloads.keep_objects_until(run_id, expires_s)
-        if self._process.plan_of(run_id).has_routed and self._process.ledger.run(run_id).status != "done":
-            release_sent(self._process, run_id)
+        with suppress(
+            UnknownRun
+        ):  # it was never opened, or is past its retention: what it had sent has lapsed
+            if self._process.plan_of(run_id).has_routed and self._process.ledger.run(run_id).status != "done":
+                release_sent(self._process, run_id)
 
     def expire(self) -> None:
         """Deletes the objects of runs past their retention, and the queues of workers that died."""

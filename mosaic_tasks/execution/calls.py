@@ -70,6 +70,13 @@ class Execution:
 
     def prepare(self, claim: Claim, *, holder: str, opened: Drain | None = None) -> Outcome | Work:
         """What a call comes to without running anything, or the work to run."""
+        prepared = self._prepared(claim, holder)
+        if isinstance(prepared, Work):
+            return prepared._replace(opened=opened)
+        self._asking.release(claim.call)
+        return prepared
+
+    def _prepared(self, claim: Claim, holder: str) -> Outcome | Work:
         call = CallId(claim.call)
         node = self.plan.node(call.node)
         if claim.losses >= self.process.settings.max_losses:
@@ -77,8 +84,7 @@ class Execution:
             bury_lost(self.process, self.run_id, claim, queue=node.plan.queue, reason=lost)
             return failure(node, claim, lost)
         try:
-            prepared = self._prepare(claim, call, node, holder)
-            return prepared._replace(opened=opened) if isinstance(prepared, Work) else prepared
+            return self._prepare(claim, call, node, holder)
         except SkippedError as error:
             return Skip(str(error))
         except ClaimLost as error:
@@ -218,6 +224,10 @@ class Execution:
         """Runs an agent or a coroutine tool on an event loop that others share. What comes of it is left to whom may
         block: what a publication has left is sent. A result that is not small is packed and stored in a thread of its
         own, since who takes outcomes takes those of many runs."""
+        async with self._asking.counted(work.claim.call):
+            return await self._answered(work)
+
+    async def _answered(self, work: Work) -> Callable[[], Outcome]:
         agent, usage = work.node.plan.agent, None
         limit = asyncio.timeout(None if work.call.reads else work.node.plan.timeout_s)
         try:

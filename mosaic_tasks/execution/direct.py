@@ -12,6 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.broker import delete_queue, move_messages
+from mosaic_queues.liveness import live_processes
 from mosaic_routing.hedging import steal
 from mosaic_routing.queues import direct_queue
 from mosaic_routing.router import ADAPTIVE
@@ -22,7 +23,7 @@ from mosaic_tasks.execution.process import Process
 log = structlog.get_logger(__name__)
 
 KEEP_S = 7 * 86_400
-"""The index is kept for so long after the last worker that entered it."""
+"""The index is kept for so long after the last worker that entered it, or looked for those that died."""
 
 
 class DirectQueue:
@@ -66,10 +67,15 @@ class DirectQueue:
 
 
 def delete_deserted(process: Process) -> None:
-    """Deletes the queues of workers that died."""
-    for name in cast("set[bytes]", process.client.smembers(_index(process))):
-        if not process.is_served(queue := name.decode()):
-            _delete(process, queue)
+    """Deletes the queues of workers that died, and keeps the index for those that live.
+
+    A worker is announced before it enters its queue, so the index is read first: what it names is served, or deserted.
+    """
+    entered = cast("set[bytes]", process.client.smembers(_index(process)))
+    alive = live_processes(process.client, process.ledger.keys)
+    for name in entered - {queue.encode() for each in alive for queue in each.queues}:
+        _delete(process, name.decode())
+    process.client.expire(_index(process), KEEP_S)
 
 
 def _delete(process: Process, queue: str) -> None:

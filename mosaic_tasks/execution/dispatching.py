@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -22,7 +23,7 @@ from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_queues.events import read_events
 from mosaic_queues.transitions import Group, Route, route_of
 from mosaic_routing.affinity import Memory, fingerprints
-from mosaic_routing.guards import Query
+from mosaic_routing.guards import Limited, Query
 from mosaic_routing.guards.budgets import MICROS
 from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
 from mosaic_routing.lengths import Length
@@ -44,15 +45,34 @@ log = structlog.get_logger(__name__)
 
 NOWHERE_S, NOWHERE_MOST_S = 0.5, 5.0
 """A call that nothing can take now is looked at again within these."""
+HELD_UP_KEPT = 4_096
+"""Calls of which it is kept that limits held them up."""
 LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
 """A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
 
-class _Terms(NamedTuple):
-    """What is left of a run's money and time."""
+class _Run(NamedTuple):
+    """What the calls of a run share that are placed together.
 
-    budget: float
-    deadline_s: float
+    Attributes:
+        inputs: each value is read and decoded once for all of them.
+        budget: US dollars that the run may still cost.
+        deadline_s: until the run's.
+    """
+
+    id: str
+    plan: PreparedPlan
+    inputs: Inputs
+    budget: float = math.inf
+    deadline_s: float = math.inf
+
+
+class _HeldUp(NamedTuple):
+    """Where limits did not let a call through, and what they said last."""
+
+    targets: tuple[str, ...]
+    wait_s: float
+    reason: str
 
 
 class Dispatcher:
@@ -67,6 +87,7 @@ class Dispatcher:
         self._hedges = Hedges()
         self._order = Order()
         self._relief = Relief()
+        self._held_up: OrderedDict[str, _HeldUp] = OrderedDict()
 
     @cached_property
     def _fleets(self) -> Fleets:
@@ -94,14 +115,15 @@ class Dispatcher:
         self._process.learning.share()
         fleet = self._fleets.now()
         routes, decided = [], {}
-        terms = _Terms(self._left_of_budget(run_id, plan), self._left_s(run_id, plan))
+        budget, deadline_s = self._left_of_budget(run_id, plan), self._left_s(run_id, plan)
+        run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0), budget, deadline_s)
         with self._lock:
             if fleet is not self._fleet:
                 self._fleet = fleet
                 self._memory.retain({target.name for target in fleet.targets})
             for call in calls:
-                sent = self._decide(run_id, plan, call, fleet, terms)
-                level = self._order.level(run_id, plan, call, sent, deadline_s=terms.deadline_s)
+                sent = self._decide(run, call, fleet)
+                level = self._order.level(run_id, plan, call, sent, deadline_s=deadline_s)
                 sent = msgspec.structs.replace(sent, level=level)
                 routes.append(self._route(call, sent, fleet))
                 decided[call] = sent
@@ -109,7 +131,8 @@ class Dispatcher:
         queues = {route.call: route.queue for route in routes}
         for call in self._process.ledger.route(run_id, routes):
             groups.setdefault(decided[call].level, {}).setdefault(queues[call], []).append(call)
-            self._count(run_id, call, decided[call])
+            if plan.asks(call):
+                self._count(run_id, call, decided[call])
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 
     def elsewhere(
@@ -117,7 +140,8 @@ class Dispatcher:
     ) -> Sent | None:
         """Another provider for a call that takes long at one; None: that is not worth it now."""
         fleet = self._fleets.now()
-        requirement, ask, _, length = self._asked(run_id, plan, call)
+        run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0))
+        requirement, ask, _, length = self._asked(run, call)
         providers = tuple(name for name in fleet.fit(requirement).deployments if name.startswith(API))
         if not providers:
             return None
@@ -139,6 +163,17 @@ class Dispatcher:
             decision, fleet.target(decision.target), ask, chars=sent.chars, max_tokens=sent.max_tokens
         )
 
+    def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
+        """Limits did not let a call through where it was sent. Not all of them are known when a call is placed: it
+        goes where it was not yet, and where that is nowhere it waits for as long as they say."""
+        permit = permit_of(run_id, call)
+        with self._lock:
+            before = self._held_up.pop(permit, None)
+            targets = (*(before.targets if before else ()), sent.decision.target)
+            self._held_up[permit] = _HeldUp(targets, error.wait_s, str(error))
+            while len(self._held_up) > HELD_UP_KEPT:
+                self._held_up.popitem(last=False)
+
     def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
         """US dollars that the run may still cost."""
         budget = plan.plan.budget_usd
@@ -154,33 +189,48 @@ class Dispatcher:
         deadline_s = plan.plan.deadline_s
         if deadline_s is None:
             return math.inf
-        began_ms = self._process.ledger.run(run_id).created_ms
-        return max(began_ms / 1000 + deadline_s - self._process.now_ms() / 1000, 0.0)
+        (standing,) = self._process.ledger.standings([run_id])
+        began_ms = standing.since_ms if standing else self._process.now_ms()
+        return max((began_ms - self._process.now_ms()) / 1000 + deadline_s, 0.0)
 
-    def _decide(self, run_id: str, plan: PreparedPlan, call: str, fleet: Fleet, terms: _Terms) -> Sent:
-        requirement, ask, chars, length = self._asked(run_id, plan, call)
-        relieved = self._relief.relieved(requirement, self._most_tokens(plan, call), fleet.load)
+    def _decide(self, run: _Run, call: str, fleet: Fleet) -> Sent:
+        requirement, ask, chars, length = self._asked(run, call)
+        relieved = self._relief.relieved(requirement, self._most_tokens(run.plan, call), fleet.load)
         requirement = relieved.requirement
         fit = fleet.fit(requirement)
         if fit.lacks:
             return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)))
         snapshot = fleet.snapshot(requirement.capability)
+        held_up = self._held_up.get(permit_of(run.id, call))
         ask = msgspec.structs.replace(
-            ask, targets=fit.deployments, budget=terms.budget, deadline_s=terms.deadline_s
+            ask,
+            targets=fit.deployments,
+            budget=run.budget,
+            deadline_s=run.deadline_s,
+            excluded=held_up.targets if held_up else (),
         )
         decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
-        if not decision.target and terms.budget < math.inf:
+        if not decision.target and run.budget < math.inf:
             # Where nothing is cheap enough the call is to fail, and to say so: whoever runs it does.
             ask = msgspec.structs.replace(ask, budget=math.inf)
             decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         if not decision.target:
-            return Sent(decision)
+            return Sent(self._waiting(run.id, call, decision))
+        if not run.plan.asks(call):
+            return self._sent(decision, fleet.target(decision.target), ask, chars=0, max_tokens=None)
         snapshot.sent(decision)
         self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
         self._hedges = self._hedges.with_call()
         target = fleet.target(decision.target)
         return self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
+
+    def _waiting(self, run_id: str, call: str, decision: Decision) -> Decision:
+        """Nowhere now. A call that limits held up wherever it could go waits for them, and begins again then."""
+        held_up = self._held_up.pop(permit_of(run_id, call), None)
+        if held_up is None:
+            return decision
+        return Decision(wait_s=held_up.wait_s, reasons=(held_up.reason, *decision.reasons))
 
     def _sent(
         self,
@@ -213,26 +263,27 @@ class Dispatcher:
 
     # -- what a call will ask ------------------------------------------------------------------------------------------
 
-    def _asked(self, run_id: str, plan: PreparedPlan, call: str) -> tuple[Requirement, Ask, int, Length]:
+    def _asked(self, run: _Run, call: str) -> tuple[Requirement, Ask, int, Length]:
         """What a call will ask, as far as it can be told before it runs; the characters of its prompt, and how long its
         answer will be."""
+        plan = run.plan
         node = plan.node(CallId(call).node)
         agent = node.plan.agent
         requirement = (agent.requires if agent is not None else None) or Requirement()
-        text = self._text(run_id, plan, node, call)
+        text = self._text(run, node, call)
         learning, name = self._process.learning, plan.learned_name(node.number)
         prompt_tokens = learning.prompt_tokens(name, chars=len(text))
         length = learning.answer(name, requirement.model, input_tokens=prompt_tokens)
         most = (agent.max_tokens if agent is not None else None) or math.inf
-        asks = CallId(call).item is not None or node.plan.for_each is None
+        asks = plan.asks(call)
         ask = Ask(
-            call=f"{run_id}/{call}",
+            call=permit_of(run.id, call),
             input_tokens=prompt_tokens if asks else 0.0,
             output_tokens=min(length.mean, most) if asks else 0.0,
             prefix=fingerprints(text, block_chars=self._process.settings.prefix_chars),
             objective=plan.plan.objective,
             latency_s=requirement.latency_s or math.inf,
-            near=self._machines(run_id, plan, requirement.near),
+            near=self._machines(run.id, plan, requirement.near),
         )
         return requirement, ask, len(text), length
 
@@ -243,13 +294,12 @@ class Dispatcher:
         sent = [msgspec.msgpack.decode(raw, type=Sent) for raw in found if raw is not None]
         return tuple(dict.fromkeys(each.machine for each in sent if each.machine))
 
-    def _text(self, run_id: str, plan: PreparedPlan, node: PreparedNode, call: str) -> str:
+    def _text(self, run: _Run, node: PreparedNode, call: str) -> str:
         """The prompt; empty where it cannot be known yet, or cannot be formed, of which the call itself will tell."""
-        named, agent = CallId(call), node.plan.agent
-        if agent is None or named.closes or named.reads or (named.item is None and node.plan.for_each):
+        named, agent, inputs = CallId(call), node.plan.agent, run.inputs
+        if agent is None or named.reads or not run.plan.asks(call):
             return ""
         try:
-            inputs = Inputs(self._process, run_id, plan, epoch=0)
             inputs.load(node.required + node.optional)
             early = inputs.early(node)
             item = None if named.item is None else inputs.item(call, node, named.item, early)

@@ -30,8 +30,13 @@ async def first_answer(
     try:
         await asyncio.wait(asked, timeout=after_s)
         while not _are_over(asked):
-            if len(asked) == 1 and (more := await second(loop.time() - begun)) is not None:
+            more = await second(loop.time() - begun) if len(asked) == 1 else None
+            if more is not None and _are_over(asked):  # meanwhile
+                more.close()
+            elif more is not None:
                 asked.add(loop.create_task(more))
+            if _are_over(asked):
+                break
             patience_s = look_s if len(asked) == 1 else None
             await asyncio.wait(_running(asked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         return next((task for task in asked if _has_answered(task)), next(iter(asked))).result()

@@ -215,6 +215,12 @@ class PreparedPlan:
         """Whether the router decides where such a call goes."""
         return self.plan.nodes[int(call.partition(".")[0])].queue == ROUTED
 
+    def asks(self, call: str) -> bool:
+        """Whether such a call asks an agent itself; one that opens, grows or closes a fan-out of them does not."""
+        named = CallId(call)
+        node = self.plan.nodes[named.node]
+        return node.agent is not None and (named.item is not None or node.for_each is None)
+
     @cached_property
     def has_routed(self) -> bool:
         """Whether the router places any of its calls."""

@@ -27,7 +27,7 @@ from mosaic_queues.outbox import BatchSize, Outbox, Stencil
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import Settings, settings
 from mosaic_queues.transitions import Claim, Group, Redo
-from mosaic_routing.guards import Guards, ServerBackend
+from mosaic_routing.guards import Guards, Limited, ServerBackend
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.execution.learning import Learning
@@ -71,6 +71,9 @@ class Places(Protocol):
         self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, elapsed_s: float
     ) -> Sent | None:
         """Where a call that takes long is worth being asked a second time; None: nowhere now."""
+
+    def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
+        """Limits did not let a call through where it was sent: it is to go elsewhere, or to wait."""
 
 
 class Process:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import structlog
 from kombu.exceptions import OperationalError
@@ -15,7 +15,6 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from mosaic_queues.connection import server_ms
-from mosaic_queues.errors import UnknownRun
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import forget_dead, live_processes
 from mosaic_queues.run_sizes import RunSizes
@@ -30,10 +29,11 @@ UPKEEP_EVERY_S = 60.0
 OVERDUE_MS = 15_000
 """The process of a call ends it at its timeout, or itself 5 s later; past this, the process does neither."""
 
+T = TypeVar("T")
 Claims = dict[str, list[tuple[str, int]]]
+"""By holder, its calls and their fencing tokens."""
 Heads = dict[tuple[str, int], int | None]
 """By queue and priority, when the oldest message was published (ms); None: there is none."""
-"""By holder, its calls and their fencing tokens."""
 
 
 class Mend(NamedTuple):
@@ -180,16 +180,13 @@ class RunRecovery:
             else:
                 running.append(run_id)
         for run_id in ended:
-            self._host.over(run_id)
+            self._try(run_id, self._host.over, otherwise=None)
         self._ledger.unlist_runs(ended)
         return running
 
     def _late(self, run_id: str, taken_ms: int) -> str:
         """What a run that is past its deadline fails with; empty: it is not."""
-        try:
-            deadline_s = self._host.deadline_s(run_id)
-        except UnknownRun:
-            return ""
+        deadline_s: float | None = self._try(run_id, self._host.deadline_s, otherwise=None)
         if deadline_s is None or taken_ms <= deadline_s * 1000:
             return ""
         return f"not finished within its deadline of {deadline_s:g} s"
@@ -213,7 +210,7 @@ class RunRecovery:
         alive = {process.name for process in live_processes(self.client, self._ledger.keys)}
         heads: Heads = {}
         return sum(
-            self._try(run_id, self._look, calls, now_ms, alive, heads)
+            self._try(run_id, self._look, calls, now_ms, alive, heads, otherwise=0)
             for run_id, calls in zip(running, found, strict=True)
         )
 
@@ -234,7 +231,7 @@ class RunRecovery:
                 heads[queue, priority] = None if head is None else int(head * 1000)
         return {queue: heads[queue, priority] for queue in queues}
 
-    def _try(self, run_id: str, act: Callable[..., int], *args: Any) -> int:
+    def _try(self, run_id: str, act: Callable[..., T], *args: Any, otherwise: T) -> T:
         """Does something for a run; what cannot be done for one does not keep the others from it."""
         try:
             return act(run_id, *args)
@@ -242,7 +239,7 @@ class RunRecovery:
             raise
         except Exception:
             log.exception("sweeper.broken", what="run cannot be mended", run=run_id)
-            return 0
+            return otherwise
 
     def _look(
         self,
@@ -288,7 +285,7 @@ class RunRecovery:
 
     def _end_large(self, running: Sequence[str]) -> None:
         for run_id, size in self._sizes.beyond(running).items():
-            self._try(run_id, self._end_as_too_large, size)
+            self._try(run_id, self._end_as_too_large, size, otherwise=0)
 
     def _end_as_too_large(self, run_id: str, size: int) -> int:
         found = self._sizes.largest(run_id)

@@ -25,7 +25,7 @@ BLOCK_CHARS = 1024
 """Of a prompt, in a fingerprint: some 256 tokens of English. Engines cache blocks of 16 tokens and more."""
 BOUND = 1.25
 """A target has at most so many times its share of the work before affinity stops to count there."""
-HELD_BLOCKS = 20_000
+_HELD_BLOCKS = 20_000
 """That a target is taken to hold; more are forgotten, the least recently used first."""
 _POINTS = 64
 """Of a target on the ring: shares differ by an eighth or so of their size."""
@@ -77,7 +77,7 @@ class Memory:
         bound: how many times its share of the work a target has at most, before affinity stops to count there.
     """
 
-    def __init__(self, *, held_blocks: int = HELD_BLOCKS, bound: float = BOUND) -> None:
+    def __init__(self, *, held_blocks: int = _HELD_BLOCKS, bound: float = BOUND) -> None:
         self.turn = 0
         self._held_blocks = held_blocks
         self._bound = bound
@@ -205,4 +205,4 @@ def _mixed(key: int) -> int:
     return key ^ (key >> 31)
 
 
-__all__ = ["BLOCK_CHARS", "BOUND", "HELD_BLOCKS", "Memory", "Ring", "fingerprints"]
+__all__ = ["BLOCK_CHARS", "BOUND", "Memory", "Ring", "fingerprints"]

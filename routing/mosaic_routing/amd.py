@@ -12,7 +12,7 @@ from mosaic_routing.classes import class_of
 from mosaic_routing.gpus import Gpu, Gpus, formats_known
 from mosaic_routing.kernel_files import number_of, text_of
 
-CARDS = Path("/sys/class/drm")
+_CARDS = Path("/sys/class/drm")
 _VENDOR = "0x1002"
 _LEAST_BYTES = 4 << 30
 """A GPU with less memory of its own draws the screen; no model fits into it."""
@@ -29,7 +29,7 @@ _NAMES = {
 """By the PCI id of the device, where the card does not say its name itself."""
 
 
-def amd_gpus(cards: Path = CARDS) -> Gpus:
+def amd_gpus(cards: Path = _CARDS) -> Gpus:
     """What there is now.
 
     Args:
@@ -80,4 +80,4 @@ def _sensors(folder: Path, names: tuple[str, ...]) -> Iterator[int]:
                 yield value
 
 
-__all__ = ["CARDS", "amd_gpus"]
+__all__ = ["amd_gpus"]

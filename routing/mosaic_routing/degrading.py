@@ -12,7 +12,7 @@ import msgspec
 
 Kind = Literal["cheaper_model", "fewer_experts", "shorter_output"]
 
-RELIEF = 0.8
+_RELIEF = 0.8
 """A step ends when the load is below so much of that at which it began."""
 HOLD_S = 2.0
 """For so long the load must be high before the next step begins: a burst is none."""
@@ -84,7 +84,7 @@ def advanced(state: Degrading, load: float, *, steps: tuple[Step, ...], now_s: f
 def _wanted(level: int, load: float, steps: tuple[Step, ...]) -> Literal[-1, 0, 1]:
     if level < len(steps) and load >= steps[level].load:
         return 1
-    if level > 0 and load < RELIEF * steps[level - 1].load:
+    if level > 0 and load < _RELIEF * steps[level - 1].load:
         return -1
     return 0
 
@@ -131,4 +131,4 @@ def _without(asked: Changed, step: Step, load: float) -> Changed:
     return msgspec.structs.replace(after, sentences=(*asked.sentences, sentence))
 
 
-__all__ = ["CALM_S", "HOLD_S", "RELIEF", "Changed", "Degrading", "Kind", "Step", "advanced", "degraded"]
+__all__ = ["CALM_S", "HOLD_S", "Changed", "Degrading", "Kind", "Step", "advanced", "degraded"]

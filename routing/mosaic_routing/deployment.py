@@ -23,8 +23,6 @@ from mosaic_routing.requirements import Requirement, match
 from mosaic_routing.serving import hosted_model, unhosted, untakable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-_USABLE = 0.9
-"""Of a GPU's memory, for each model: what vLLM takes unless it is told otherwise."""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -187,18 +185,13 @@ def _of_gpus(group: WorkerGroup, pool: ModelPool) -> Iterator[str]:
     if most > group.gpus:
         yield f"its models need {most} GPUs of a worker, and it has {group.gpus}; raise 'gpus'"
     elif gpu is not None and sum(each.tensor_parallel for each in found) > group.gpus:
-        taken = sum(_memory_gb(each, pool, gpu.memory_gb) for each in found)
+        hosts = (pool.model(model).hosting for model in group.models)
+        taken = sum(hosting.usable_gb(gpu.memory_gb) for hosting in hosts if hosting is not None)
         if taken > gpu.memory_gb:
             yield (
                 f"its models share GPUs, and would take {taken:.4g} of {gpu.memory_gb:g} GB of one; give it "
                 f"{sum(each.tensor_parallel for each in found)} GPUs, or the models a 'memory_gb' in the pool"
             )
-
-
-def _memory_gb(deployment: Deployment, pool: ModelPool, whole_gb: float) -> float:
-    """What a model takes of each of its GPUs."""
-    hosting = pool.model(deployment.model).hosting
-    return float((hosting.spec.get("memory_gb") if hosting else None) or whole_gb * _USABLE)
 
 
 def _unlike(groups: Sequence[WorkerGroup]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def gpu_line(gpu: Gpu) -> str:
     memory = free_of(gpu.free_bytes, gpu.memory_bytes)
     parts = [gpu.gpu_class or "class not known", "in slices" if gpu.is_sliced else memory]
     parts += [f"{gpu.use:.0%} busy"] if gpu.use is not None else []
-    parts += [f"{gpu.temperature_c:.0f} °C"] if gpu.temperature_c is not None else []
+    parts += [f"{gpu.temperature_c:.0f} C"] if gpu.temperature_c is not None else []
     parts += [f"{gpu.power_w:.0f} W"] if gpu.power_w is not None else []
     parts += [f"PROBLEM: {gpu.problem}"] if gpu.problem else []
     return printable(f"{'slice' if gpu.slice_of else f'GPU {gpu.index}'}  {', '.join(parts)}")

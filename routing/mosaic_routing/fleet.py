@@ -76,10 +76,9 @@ _LASTING = tuple(
 
 def _hosted(engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: str) -> Iterator[Target]:
     known = {deployment.name: deployment for deployment in pool.deployments}
-    for report, age_s in engines:
-        queue = next((queue for queue in report.queues if queue.startswith(DIRECT_PREFIX)), None)
-        deployment = known.get(f"{report.gpu_class}/{report.model}")
-        if report.state != "ready" or queue is None or deployment is None:
+    for (queue, model), (report, age_s) in _latest(engines).items():
+        deployment = known.get(f"{report.gpu_class}/{model}")
+        if report.state != "ready" or deployment is None:
             continue
         speed = _measured(report, speed_of(deployment, pool, gpu_class(report.gpu_class)) or UNKNOWN)
         yield _target(
@@ -94,6 +93,17 @@ def _hosted(engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: 
             slots=report.running + report.waiting + report.slots,
             age_s=age_s,
         )
+
+
+def _latest(engines: Iterable[Aged[EngineReport]]) -> dict[tuple[str, str], Aged[EngineReport]]:
+    """The youngest report by direct queue and model: of a worker that died and began again, both are there a while."""
+    found: dict[tuple[str, str], Aged[EngineReport]] = {}
+    for each in engines:
+        for queue in each.report.queues:
+            known = found.get((queue, each.report.model))
+            if queue.startswith(DIRECT_PREFIX) and (known is None or each.age_s < known.age_s):
+                found[queue, each.report.model] = each
+    return found
 
 
 def _measured(report: EngineReport, told: Speed) -> Speed:

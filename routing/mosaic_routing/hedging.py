@@ -18,16 +18,19 @@ SHARE = 0.05
 """So many calls more than without hedging, at most."""
 SOONER = 0.75
 """A second time is worth it where it is done in so much of the time that the call took already."""
-GAIN = 1.5
+_MEMORY_CALLS = 1_000
+"""Calls in which those before fade by a factor e. What was not used of the share in quiet hours is no stock for an
+outage, in which all calls are stragglers."""
+_GAIN = 1.5
 """A call is moved where the target that it leaves would take so many times as long for it."""
 
 
 class Hedges(msgspec.Struct, frozen=True, kw_only=True):
-    """How many calls were sent, and how many of them a second time.
+    """How many calls were sent lately, and how many of them a second time.
 
     Attributes:
-        calls: that were sent, without second times.
-        hedged: second times.
+        calls: that were sent, without second times; faded.
+        hedged: second times; faded.
         share: of the calls, at most; 0: no hedging.
     """
 
@@ -37,7 +40,8 @@ class Hedges(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_call(self) -> Hedges:
         """One call more was sent."""
-        return msgspec.structs.replace(self, calls=self.calls + 1)
+        kept = 1.0 - 1.0 / _MEMORY_CALLS
+        return msgspec.structs.replace(self, calls=self.calls * kept + 1, hedged=self.hedged * kept)
 
     def with_hedge(self) -> Hedges:
         """One was sent a second time."""
@@ -79,7 +83,7 @@ def is_worth_hedging(
     return here_tokens_s <= 0.0 or elsewhere.latency_s < SOONER * elapsed_s
 
 
-def steal(me: Target, targets: Iterable[Target], *, gain: float = GAIN) -> Target | None:
+def steal(me: Target, targets: Iterable[Target], *, gain: float = _GAIN) -> Target | None:
     """The target from whose queue an idle one takes the next call; None: it waits for its own.
 
     It has calls that wait, of the model that the idle one has, and one that waits there would be done sooner here.
@@ -113,4 +117,4 @@ def _mean_tokens(target: Target) -> float:
     return target.backlog_tokens / target.active
 
 
-__all__ = ["GAIN", "SHARE", "Hedges", "hedge_after_s", "is_worth_hedging", "steal"]
+__all__ = ["SHARE", "Hedges", "hedge_after_s", "is_worth_hedging", "steal"]

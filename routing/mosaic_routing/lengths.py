@@ -19,7 +19,7 @@ PRIOR_TOKENS = 256.0
 """Of an answer of which nothing at all is known."""
 HALF_LIFE_S = 3600.0
 """A count is worth half after so long."""
-LEANING = 4.0
+_LEANING = 4.0
 """A histogram leans on the more general one as if that were so many counts."""
 _STEPS = 8
 """Buckets for each doubling."""
@@ -64,11 +64,13 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
     def faded(self, now_s: float, *, half_life_s: float = HALF_LIFE_S) -> Histogram:
         """The same at a later time; an earlier one changes nothing, as clocks differ."""
-        if now_s <= self.at_s or not self.counts:
+        if now_s <= self.at_s or not self.weight:
             return msgspec.structs.replace(self, at_s=max(now_s, self.at_s))
         factor = 0.5 ** ((now_s - self.at_s) / half_life_s)
         counts = {bucket: left for bucket, n in self.counts.items() if (left := n * factor) > _FEWEST}
-        return Histogram(counts=counts, tokens=self.tokens * factor if counts else 0.0, at_s=now_s)
+        # The mean stays, although rare lengths are dropped first.
+        kept = sum(counts.values()) / self.weight
+        return Histogram(counts=counts, tokens=self.tokens * kept, at_s=now_s)
 
     def with_length(self, tokens: float, now_s: float, *, half_life_s: float = HALF_LIFE_S) -> Histogram:
         """One length more.
@@ -178,9 +180,9 @@ def _mixed(prior: Histogram, histograms: Iterable[Histogram]) -> Length:
     shares, mean, weight = dict(prior.counts), prior.tokens, 0.0
     for histogram in histograms:
         weight = histogram.weight
-        whole = weight + LEANING
-        mean = (histogram.tokens + LEANING * mean) / whole
-        shares = {bucket: LEANING * share / whole for bucket, share in shares.items()}
+        whole = weight + _LEANING
+        mean = (histogram.tokens + _LEANING * mean) / whole
+        shares = {bucket: _LEANING * share / whole for bucket, share in shares.items()}
         for bucket, count in histogram.counts.items():
             shares[bucket] = shares.get(bucket, 0.0) + count / whole
     p50, p95 = _quantiles(shares, (0.5, 0.95))
@@ -204,4 +206,4 @@ def _middle(bucket: int) -> float:
     return float(2.0 ** ((bucket + 0.5) / _STEPS) - 1.0)
 
 
-__all__ = ["HALF_LIFE_S", "LEANING", "PRIOR_TOKENS", "Histogram", "Length", "Lengths"]
+__all__ = ["HALF_LIFE_S", "PRIOR_TOKENS", "Histogram", "Length", "Lengths"]

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PlainValidator,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -28,7 +29,7 @@ from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.settings import settings
 from mosaic_routing.classes import Format
 from mosaic_routing.degrading import Step
-from mosaic_routing.guards.limits import Limits
+from mosaic_routing.guards.limits import EACH, Limits
 from mosaic_routing.memory import active_parameters, layers, parameters, weight_bytes
 from mosaic_routing.queues import API_PREFIX, HOSTED
 
@@ -36,6 +37,8 @@ API = API_PREFIX.removeprefix("mosaic.")
 """Before the name of a provider, where it stands in the place of a GPU class: `api.openai`."""
 _BESIDE = Path(__file__).with_name("models.yaml")
 """Where a wheel has the pool that ships; a clone has it one folder above."""
+_USABLE = 0.9
+"""Of a GPU's memory: what vLLM takes unless it is told otherwise."""
 _SET_ELSEWHERE = {
     "alias": "the model's name in the pool is its alias",
     "tensor_parallel": "each class under 'classes' says its own",
@@ -154,6 +157,14 @@ class Hosting(_Part):
         stored = weight_bytes(self.config, dtype=self.dtype, quantization=self.quantization)
         return Size(parameters(self.config), active_parameters(self.config), layers(self.config), stored)
 
+    def usable_gb(self, whole_gb: float) -> float:
+        """What the model takes of each of its GPUs, for weights and KV cache.
+
+        Args:
+            whole_gb: memory of such a GPU.
+        """
+        return float(self.spec.get("memory_gb") or whole_gb * _USABLE)
+
     @property
     def dtype(self) -> str:
         """Of the weights, as the spec says it."""
@@ -266,6 +277,30 @@ class ModelPool(_Part):
     limits: Limits = Limits()
     degrading: tuple[DegradingStep, ...] = ()
 
+    @field_validator("limits")
+    @classmethod
+    def _limits_what_there_is(cls, limits: Limits, info: ValidationInfo) -> Limits:
+        """A limit of a name that nothing has would limit nothing, and nobody would see it."""
+        models: dict[str, Model] = info.data.get("models", {})
+        there = _deployments(models)
+        for scope, names, known in (
+            ("deployments", limits.deployments, [each.name for each in there]),
+            ("providers", limits.providers, [each.gpu_class for each in there]),
+            ("models", limits.models, list(models)),
+        ):
+            if unknown := sorted(names.keys() - {EACH, *known}):
+                raise ValueError(f"{scope!r} has {unknown[0]!r}; {hint(unknown[0], tuple(known))}")
+        return limits
+
+    @field_validator("degrading")
+    @classmethod
+    def _asks_what_there_is(cls, steps: tuple[Step, ...], info: ValidationInfo) -> tuple[Step, ...]:
+        models: dict[str, Model] = info.data.get("models", {})
+        for step in steps:
+            if step.model and step.model not in models:
+                raise ValueError(f"the pool has no model {step.model!r}; {hint(step.model, models)}")
+        return steps
+
     def model(self, name: str) -> Model:
         """A model.
 
@@ -292,11 +327,7 @@ class ModelPool(_Part):
     @cached_property
     def deployments(self) -> tuple[Deployment, ...]:
         """All that there may be, in the pool's order."""
-        return tuple(
-            each
-            for name, model in self.models.items()
-            for each in (*_hosted(name, model), *_offered(name, model))
-        )
+        return _deployments(self.models)
 
     def spec(self, deployment: Deployment) -> dict[str, Any]:
         """The fields of the model spec of a worker that hosts a deployment.
@@ -319,6 +350,12 @@ def hint(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     if near := get_close_matches(name, list(known), n=1):
         return f"did you mean {near[0]!r}?"
     return f"there are: {', '.join(sorted(known))}" if known else "there are none"
+
+
+def _deployments(models: Mapping[str, Model]) -> tuple[Deployment, ...]:
+    return tuple(
+        each for name, model in models.items() for each in (*_hosted(name, model), *_offered(name, model))
+    )
 
 
 def _hosted(name: str, model: Model) -> list[Deployment]:
@@ -368,7 +405,15 @@ def pool(path: Path | None = None) -> ModelPool:
         ConfigurationError: it cannot be read, or says what it must not: file, line and field of each problem.
     """
     file = (path or pool_path()).absolute()
-    return _read(file, file.stat().st_mtime_ns if file.exists() else 0)
+    return _read(file, _written_ns(file))
+
+
+def _written_ns(file: Path) -> int:
+    """When the file was written; 0 where that is not to be seen, of which reading it tells the reason."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=8)

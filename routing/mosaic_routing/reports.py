@@ -10,10 +10,13 @@ from importlib import resources
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
+import structlog
 from redis import Redis
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.settings import settings
+
+log = structlog.get_logger(__name__)
 
 KeptT = TypeVar("KeptT")
 
@@ -84,8 +87,24 @@ class Reports(Generic[KeptT]):
     def _living(self, client: Redis, told: list[bytes]) -> list[tuple[bytes, KeptT]]:
         """The reports under these keys that have not expired, by name."""
         found = cast("list[bytes | None]", client.mget(told)) if told else []
-        living = [(key, self._decode(raw)) for key, raw in zip(told, found, strict=True) if raw]
-        return sorted(living, key=lambda each: self._name(each[1]))
+        living = ((key, self._read(key, raw)) for key, raw in zip(told, found, strict=True) if raw)
+        return sorted(
+            ((key, report) for key, report in living if report is not None),
+            key=lambda each: self._name(each[1]),
+        )
+
+    def _read(self, key: bytes, raw: bytes) -> KeptT | None:
+        """A report; None where a worker of another version wrote it, which must not hide all others."""
+        try:
+            return self._decode(raw)
+        except msgspec.DecodeError as error:
+            log.warning(
+                "reports.unreadable",
+                what="a worker of another version reports what cannot be read here; it is not counted on",
+                key=key.decode(),
+                error=str(error),
+            )
+            return None
 
     def _index(self, keys: Keys | None) -> str:
         return f"{_namespace(keys)}:{self._kind}s"

@@ -27,8 +27,6 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Part = Literal["class", "model", "both"]
 
-_USABLE = 0.9
-"""Of a GPU's memory, for weights and KV cache: what vLLM takes unless it is told otherwise."""
 _LISTS = ("architecture", "formats", "near", "classes", "excluded")
 _OF_A_GPU = ("min_memory_gb", "architecture", "min_compute_capability", "formats", "memory")
 _NEAREST = 3
@@ -189,10 +187,11 @@ def read_requirement(data: Any) -> Requirement:
 
 
 def _wrong(found: Requirement) -> Iterator[str]:
-    for name in found.__struct_fields__:
-        value = getattr(found, name)
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name} is {value!r}; write a number"
+    for part in (found, found.memory or MemoryNeed()):
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{name} is {value!r}; write a number"
     if found.min_quality and not found.capability:
         yield f"min_quality {found.min_quality:g} says nothing without a capability; add 'capability'"
     for name in found.formats:
@@ -401,7 +400,7 @@ def _of_memory(
 def _of_weights(
     tokens: int, hosting: Hosting, size: Size, gpu: GpuClass, tensor_parallel: int
 ) -> Iterator[Shortfall]:
-    available = int((hosting.spec.get("memory_gb") or gpu.memory_gb * _USABLE) * GIB)
+    available = int(hosting.usable_gb(gpu.memory_gb) * GIB)
     types: dict[str, Any] = {"dtype": hosting.dtype, "kv_dtype": hosting.kv_dtype}
     cache = kv_bytes(hosting.config, tokens, tensor_parallel=tensor_parallel, **types)
     needed = size.weight_bytes / tensor_parallel + cache

@@ -13,8 +13,8 @@ from mosaic_routing.kernel_files import number_of, text_of
 
 NumberT = TypeVar("NumberT", int, float)
 
-PROC = Path("/proc")
-CGROUP = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +33,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     available_bytes: int | None = None
 
 
-def resources(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Resources:
+def resources(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> Resources:
     """What there is now.
 
     Args:
@@ -82,4 +82,4 @@ def _least(*numbers: NumberT | None) -> NumberT | None:
     return min(known) if known else None
 
 
-__all__ = ["CGROUP", "PROC", "Resources", "resources"]
+__all__ = ["Resources", "resources"]

@@ -55,7 +55,7 @@ PolicyName = Literal[
 """`adaptive` is ours; the first three after it are the usual ones; the rest are its ingredients, each alone."""
 NEAR = 0.8
 """The score of a target on a machine that the call wants to share, in the place of 1."""
-TOLD = 3
+_TOLD = 3
 """Targets that were left out of which the reasons tell; of the others, how many there are."""
 
 
@@ -332,10 +332,10 @@ def _why_not(ask: Ask, group: Group, candidates: list[_Candidate]) -> Iterator[s
     if not out:
         return
     fit = {one.row.name for one in candidates}
-    told = [f"{closed.target.name}: {closed.reason}" for closed in group.closed[:TOLD]]
+    told = [f"{closed.target.name}: {closed.reason}" for closed in group.closed[:_TOLD]]
     unfit = (row.target for row in group.rows if row.name not in fit)
     late = f"it would answer after the deadline in {ask.deadline_s:.2f} s"
-    told += [f"{one.name}: {_misfit(ask, one) or late}" for one in islice(unfit, TOLD - len(told))]
+    told += [f"{one.name}: {_misfit(ask, one) or late}" for one in islice(unfit, _TOLD - len(told))]
     yield from told
     if out > len(told):
         yield f"{out - len(told)} more targets were left out"
@@ -371,4 +371,4 @@ def _listed(deployments: tuple[str, ...]) -> str:
     return " or ".join(deployments) if deployments else "any model"
 
 
-__all__ = ["ADAPTIVE", "TOLD", "WEIGHTS", "Policy", "PolicyName", "Weights", "route"]
+__all__ = ["ADAPTIVE", "WEIGHTS", "Policy", "PolicyName", "Weights", "route"]

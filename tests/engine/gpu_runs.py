@@ -24,8 +24,7 @@ from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.engines.vllm.orphans import VARIABLE
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.submission import open_run
-from tests.leaks import SESSION_VARIABLE
-from tests.services import Worker, Workers
+from tests.services import SESSION_VARIABLE, Worker, Workers
 
 START_S = 180.0
 """An engine takes 10 to 20 s to start, and several at once on few processors more."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ReadOnlyError
 
 from mosaic_queues.errors import EngineOverloaded, ServerUnavailable
 from mosaic_queues.keys import Keys
@@ -47,11 +48,12 @@ class Unreliable(ServerBackend):
     def __init__(self, client: Redis, keys: Keys) -> None:
         super().__init__(client, keys)
         self.loses = ""
+        self.error: Exception = ServerUnavailable("the answer was lost")
 
     def _run(self, name: str, expiry_ms: int, argument: dict[str, Any]) -> Any:
         answer = super()._run(name, expiry_ms, argument)
         if name == self.loses:
-            raise ServerUnavailable("the answer was lost")
+            raise self.error
         return answer
 
 
@@ -149,8 +151,21 @@ def test_an_admission_whose_answer_is_lost_is_given_back(make: Make) -> None:
     assert readings.accounts == ((0, 0),)
 
 
-def test_a_call_ends_well_although_its_settling_is_lost(make: Make) -> None:
+def test_one_that_is_let_in_after_a_lost_answer_keeps_what_it_took(make: Make) -> None:
+    guards, need = make(Unreliable), Need(takes=(Take("tokens", 600, BucketLimit(600), "tokens"),))
+    guards.backend.loses = "admit"  # type: ignore[attr-defined]
+    with pytest.raises(ServerUnavailable):
+        enter(guards, need, permit="a")
+    guards.backend.loses = ""  # type: ignore[attr-defined]
+    with guards.admit(need, permit="a"):
+        guards.keeper.beat()
+        assert guards.read(Query(buckets=(("tokens", BucketLimit(600)),))).buckets[0] > 0
+
+
+@pytest.mark.parametrize("error", [ServerUnavailable("it was lost"), ReadOnlyError("it is a replica now")])
+def test_a_call_ends_well_although_its_settling_is_lost(make: Make, error: Exception) -> None:
     guards = make(Unreliable)
+    guards.backend.error = error  # type: ignore[attr-defined]
     with guards.admit(WHOLE) as permit:
         permit.used(dollars=3e-6)
         guards.backend.loses = "settle"  # type: ignore[attr-defined]
@@ -209,6 +224,24 @@ def test_one_task_that_is_cancelled_while_it_is_let_in_leaves_nothing(make: Make
         backend.goes_on.set()
         await asyncio.wait([task])
         assert task.cancelled()
+
+    asyncio.run(scenario())
+    assert active(guards) == 0
+
+
+def test_one_task_that_is_cancelled_twice_while_it_is_let_in_leaves_nothing(make: Make) -> None:
+    guards = make(Slow)
+    backend: Any = guards.backend
+
+    async def scenario() -> None:
+        task = asyncio.create_task(guards.admit(ONE).__aenter__())
+        await asyncio.to_thread(backend.inside.wait, READY_S)
+        for _ in range(5):
+            task.cancel()
+            await asyncio.sleep(0)
+        backend.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(scenario())
     assert active(guards) == 0

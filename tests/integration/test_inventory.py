@@ -71,6 +71,15 @@ def test_without_keys_they_are_in_the_namespace_of_the_settings(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("raw", [b'{"holder": "new/1/a", "state": "asleep"}', b"\xff"])
+def test_a_report_of_another_version_hides_no_other(redis_client: Redis, raw: bytes) -> None:
+    publish(redis_client, report("new/1/a"), keys=KEYS)
+    publish(redis_client, report("one/1/a"), keys=KEYS)
+    redis_client.set("mosaic:engine:new/1/a:tiny", raw, px=60_000)
+    assert engines(redis_client, keys=KEYS) == [report("one/1/a")]
+
+
+@pytest.mark.integration
 def test_an_engine_that_is_silent_is_gone(redis_client: Redis) -> None:
     with key_events(redis_client, "x") as events:
         publish(redis_client, report(), keys=KEYS, expiry_s=0.05)

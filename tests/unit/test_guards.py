@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,7 @@ from mosaic_routing.guards import (
 )
 from mosaic_routing.guards.headers import pause_ms, told
 from mosaic_routing.guards.values import Answer, Told
+from tests.services import READY_S
 
 START_MS = 1_800_000_000_000
 MINUTE = BucketLimit(60)  # one a second
@@ -303,6 +304,27 @@ def test_what_was_sent_somewhere_is_counted_there_until_it_ends_or_expires() -> 
         assert (reading(guards), reading(guards, "y")) == ((0, 0), (0, 0))
 
     on_loop(scenario)
+
+
+class Flawed(MemoryBackend):
+    """Cannot renew once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats, self.renewed = 0, threading.Event()
+
+    def renew(self, permits: Sequence[str], expiry_ms: int) -> tuple[str, ...]:
+        self.beats += 1
+        if self.beats == 1:
+            raise RuntimeError("nobody thought of this")
+        self.renewed.set()
+        return super().renew(permits, expiry_ms)
+
+
+def test_whatever_goes_wrong_permits_are_renewed_by_the_next_beat() -> None:
+    backend = Flawed()
+    with Guards(backend, expiry_s=0.2) as guards, guards.admit(ONE):
+        assert backend.renewed.wait(READY_S)
 
 
 def test_a_need_names_each_thing_once() -> None:

@@ -91,3 +91,13 @@ def test_second_times_never_exceed_their_share(wanted: list[bool]) -> None:
         if wants and worth(hedges=hedges):
             hedges = hedges.with_hedge()
         assert hedges.hedged <= SHARE * hedges.calls
+
+
+def test_what_was_not_used_in_quiet_hours_is_no_stock_for_an_outage() -> None:
+    hedges = Hedges()
+    for _ in range(100_000):
+        hedges = hedges.with_call()
+    second_times = 0
+    while worth(hedges=hedges):
+        hedges, second_times = hedges.with_call().with_hedge(), second_times + 1
+    assert 0 < second_times <= 2 * SHARE * 1_000

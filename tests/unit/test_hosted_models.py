@@ -269,7 +269,12 @@ class TestFingerprint:
 
     @pytest.mark.parametrize(
         ("changed", "same"),
-        [({"max_running": 3}, True), ({"kv_memory_gb": 2}, True), ({"max_length": 9}, False)],
+        [
+            ({"max_running": 3}, True),
+            ({"kv_memory_gb": 2}, True),
+            ({"tensor_parallel": 2, "gpus": (0, 1)}, True),
+            ({"max_length": 9}, False),
+        ],
     )
     def test_memory_says_nothing_about_answers(self, changed: dict[str, Any], same: bool) -> None:
         one, other = ModelSpec(model="a/b"), ModelSpec(model="a/b", **changed)

@@ -119,6 +119,13 @@ def test_fading_changes_no_mean(now_s: float) -> None:
         assert faded.tokens / faded.weight == pytest.approx(20.0)
 
 
+def test_rare_lengths_that_are_dropped_change_no_mean() -> None:
+    histogram = _histogram([(10.0, 0.0)] * 8 + [(100.0 * 2**step, 0.0) for step in range(8)])
+    faded = histogram.faded(7 * HALF_LIFE_S)
+    assert len(faded.counts) == 1
+    assert faded.tokens / faded.weight == pytest.approx(histogram.tokens / histogram.weight)
+
+
 def test_a_clock_that_goes_back_loses_nothing() -> None:
     histogram = Histogram(at_s=1000.0).with_length(10.0, 1000.0).with_length(20.0, 400.0)
     assert histogram.at_s == 1000.0

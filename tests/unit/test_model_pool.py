@@ -190,6 +190,30 @@ def replaced(old: str, new: str) -> str:
             "models.lost",
             "it runs nowhere; name GPU classes under 'hosting', or 'providers'",
         ),
+        (
+            SMALL + "limits: {providers: {openai: {requests_per_minute: 5}}}\n",
+            22,
+            "limits",
+            "'providers' has 'openai'; did you mean 'api.openai'?",
+        ),
+        (
+            SMALL + "limits: {deployments: {h100/llama: {concurrency: 5}}}\n",
+            22,
+            "limits",
+            "'deployments' has 'h100/llama'; did you mean 'h100/llama-8b'?",
+        ),
+        (
+            SMALL + "limits: {models: {maxi: {concurrency: 5}}}\n",
+            22,
+            "limits",
+            "'models' has 'maxi'; did you mean 'mini'?",
+        ),
+        (
+            SMALL + "degrading: [{kind: cheaper_model, model: maxi}]\n",
+            22,
+            "degrading",
+            "the pool has no model 'maxi'; did you mean 'mini'?",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_file_line_and_field(
@@ -209,6 +233,17 @@ def test_a_pool_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         pool(path)
     assert str(raised.value) == f"the model pool cannot be read: {path}: No such file or directory"
+
+
+def test_a_pool_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the model pool cannot be read: .*File name too long"):
+        pool(tmp_path / ("x" * 300))
+
+
+def test_limits_may_be_of_all_there_is(tmp_path: Path) -> None:
+    one = "{concurrency: 1}"
+    limits = f"{{deployments: {{h100/llama-8b: {one}, '*': {one}}}, providers: {{api.groq: {one}}}}}"
+    assert pool(written(tmp_path, f"{SMALL}limits: {limits}\n")).limits.providers["api.groq"].concurrency == 1
 
 
 def test_a_pool_is_read_again_when_its_file_was_written(tmp_path: Path) -> None:

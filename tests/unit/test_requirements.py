@@ -428,9 +428,12 @@ def test_what_cannot_be_read_is_told(asked: Any, expected: str) -> None:
     assert str(raised.value) == expected
 
 
-def test_nan_is_no_number() -> None:
-    with pytest.raises(ValueError):
-        read_requirement({"min_memory_gb": float("nan")})
+@pytest.mark.parametrize(
+    "asked", [{"min_memory_gb": float("nan")}, {"memory": {"base_gb": float("nan")}, "input_tokens": 1}]
+)
+def test_nan_is_no_number(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="nan|number"):
+        read_requirement(asked)
 
 
 WISHES = st.fixed_dictionaries(

@@ -111,10 +111,10 @@ class TestOutcome:
             learn=learn,
         )
 
-    def told(self, holder: str, *, latency_s: float, read: int = 1000, cached: int = 0) -> dict[str, Any]:
+    def told(self, machine: str, *, latency_s: float, read: int = 1000, cached: int = 0) -> dict[str, Any]:
         return {
             "latency_s": latency_s,
-            "holder": f"{holder}#1",
+            "machine": machine,
             "input_tokens": read,
             "cached_tokens": cached,
             "output_tokens": 100,
@@ -123,13 +123,12 @@ class TestOutcome:
 
     def test_what_came_first_is_left_out(self, routing: ModuleType, fleet: ModuleType) -> None:
         calls = [
-            self.told("a", latency_s=9.0),
-            self.told("a", latency_s=1.0, cached=500),
-            self.told("a", latency_s=1.0, cached=1000),
-            self.told("b", latency_s=3.0, read=0),
+            self.told("machine-0", latency_s=9.0),
+            self.told("machine-0", latency_s=1.0, cached=500),
+            self.told("machine-0", latency_s=1.0, cached=1000),
+            self.told("machine-1", latency_s=3.0, read=0),
         ]
-        holders = {"a": "mosaic.direct.machine-0@here", "b": "mosaic.direct.machine-1@here"}
-        found = routing.outcome(self.scenario(routing, fleet, 1), {"calls": calls, "seconds": 1.0}, holders)
+        found = routing.outcome(self.scenario(routing, fleet, 1), {"calls": calls, "seconds": 1.0})
         assert (found.p50, found.p99, found.dollars) == (1.0, 3.0, 1.5)
         assert found.within == pytest.approx(2 / 3)  # 2 * 150 tokens at 150 a second
         assert (found.read_tokens, found.cached) == (500, 0.75)

@@ -130,7 +130,7 @@ class ModelSpec(BaseModel):
         Raises:
             ConfigurationError: the pool says what is of no use.
         """
-        return cls._of(fields, f"of the model pool, {fields['alias']}")
+        return cls._of(fields, f"{fields['alias']} of the model pool")
 
     @classmethod
     def _of(cls, fields: Mapping[str, Any], source: str) -> ModelSpec:

@@ -21,14 +21,13 @@ from typing import Literal
 import msgspec
 
 from mosaic_queues.errors import CallTimeout, ContextTooLong, EngineError, EngineRefused, OutputInvalid
+from mosaic_routing.guards.buckets import LONGEST_MS
 from mosaic_routing.guards.errors import Limited
 
 State = Literal["closed", "open", "half"]
 Outcome = Literal["good", "failed", "none"]
 """What the end of a call tells of the deployment; `none`: nothing."""
 
-LONGEST_MS = 3_600_000
-"""No pause that a provider asks for is believed beyond this."""
 MAX_DOUBLINGS = 20
 JITTER_PARTS = 1_000
 JITTER_SHARE = 4

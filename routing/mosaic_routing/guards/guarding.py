@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import structlog
+from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ServerError
 from mosaic_routing.guards.backend import Backend
@@ -211,14 +212,17 @@ class Admission:
         return self._permit
 
     async def _call(self, function: Callable[[], Any]) -> Any:
-        """Calls what may block in a thread, to its end also when this task is cancelled: what it did must be known."""
+        """Calls what may block in a thread, to its end also when this task is cancelled, and cancelled again: what it
+        did must be known."""
         if not self._guards.backend.blocks:
             return function()
         called = asyncio.ensure_future(asyncio.to_thread(function))
         try:
             return await asyncio.shield(called)
         except asyncio.CancelledError:
-            await asyncio.wait([called])
+            while not called.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([called])
             raise
 
     def _steps(self, waiter: Waiter, clock: Callable[[], float]) -> _Steps:
@@ -292,7 +296,7 @@ class Admission:
         guards, name = self._guards, self._request.permit
         try:
             answer = guards.backend.admit(self._request)
-        except ServerError:  # which may have given it
+        except (ServerError, RedisError):  # it may have been given all the same
             guards.keeper.owe(Settlement(permit=name, tokens=0, cost=0))
             raise
         if not answer.blocker:
@@ -319,6 +323,6 @@ class Admission:
         keeper.drop(settlement.permit)
         try:
             self._guards.backend.settle(settlement, self._guards.expiry_ms)
-        except ServerError as error:
+        except (ServerError, RedisError) as error:
             keeper.owe(settlement)
             log.warning("guards.settle", what="cannot settle, the next beat tries again", error=str(error))

@@ -42,6 +42,7 @@ class Keeper:
         """This permit is ours from now on."""
         with self._mutex:
             self._start()
+            self._owed.pop(request.permit, None)
             self._held[request.permit] = request
 
     def drop(self, permit: str) -> None:
@@ -106,3 +107,5 @@ class Keeper:
                 self.beat()
             except ServerError as error:
                 log.warning("guards.renew", what="cannot renew, the next beat tries again", error=str(error))
+            except Exception:  # without this thread all that is held would lapse
+                log.exception("guards.renew", what="cannot renew, the next beat tries again")

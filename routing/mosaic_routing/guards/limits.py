@@ -7,8 +7,14 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mosaic_routing.guards.breakers import LONGEST_MS, BreakerPolicy
-from mosaic_routing.guards.buckets import MAX_AMOUNT, MAX_BURST_MINUTES, MAX_PER_MINUTE, BucketLimit
+from mosaic_routing.guards.breakers import BreakerPolicy
+from mosaic_routing.guards.buckets import (
+    LONGEST_MS,
+    MAX_AMOUNT,
+    MAX_BURST_MINUTES,
+    MAX_PER_MINUTE,
+    BucketLimit,
+)
 from mosaic_routing.guards.budgets import MAX_MICROS, MICROS, Period, micros
 from mosaic_routing.guards.leases import MAX_WEIGHT
 from mosaic_routing.guards.values import Charge, Lease, Need, Take, Unit

@@ -11,7 +11,7 @@ from mosaic_routing.manifests.rendering import rendered
 from mosaic_routing.manifests.services import METRICS_PORT, Service, contained, header
 from mosaic_routing.pool import ModelPool
 
-CLASS_LABEL = "mosaic-gpu-class"
+_CLASS_LABEL = "mosaic-gpu-class"
 """Of the nodes of a cluster: which GPU class they have."""
 _GPU = "nvidia.com/gpu"
 _PROCESSES = 4
@@ -54,7 +54,7 @@ def _words(service: Service) -> list[str]:
 
 
 def _selector(service: Service) -> dict[str, str]:
-    return {CLASS_LABEL: service.group.gpu_class} if service.gpus else {}
+    return {_CLASS_LABEL: service.group.gpu_class} if service.gpus else {}
 
 
 def _tolerations(service: Service) -> list[dict[str, str]]:
@@ -76,4 +76,4 @@ def _resources(service: Service) -> dict[str, Any]:
     }
 
 
-__all__ = ["CLASS_LABEL", "helm_values"]
+__all__ = ["helm_values"]
