@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
+import msgspec
 from celery import Celery
 
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
-from mosaic_queues.transitions import LiveCall, RunRecord
+from mosaic_queues.transitions import LiveCall, RunRecord, route_of
 from mosaic_routing.inventory import engines
+from mosaic_routing.queues import ROUTED
 from mosaic_routing.targets import Objective
 from mosaic_tasks.app import app as default_app
 from mosaic_tasks.definition.plan import Plan
@@ -26,6 +28,7 @@ from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.execution.redoing import redo_of
+from mosaic_tasks.execution.sent import Sent
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
 from mosaic_tasks.inspection.progress import RunView, project
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
@@ -284,9 +287,17 @@ class Run:
         return await asyncio.to_thread(self.wait, timeout_s)
 
     def unserved_queues(self) -> list[str]:
-        """The queues that this run waits for and nobody serves."""
-        waiting = {call.queue for call in self.live_calls() if call.state != "claimed"}
-        return sorted(waiting - self._served_queues()) if waiting else []
+        """The queues that this run waits for and nobody serves. Calls that limits hold up wait for those alone."""
+        waiting = [call for call in self.live_calls() if call.state != "claimed"]
+        queues = {call.queue for call in waiting}
+        if ROUTED in queues and not self._are_unserved(call.call for call in waiting if call.queue == ROUTED):
+            queues.remove(ROUTED)
+        return sorted(queues - self._served_queues()) if queues else []
+
+    def _are_unserved(self, calls: Iterable[str]) -> bool:
+        """Whether there is nobody to whom the router could send one of these calls, as far as it has said."""
+        found = self._process.ledger.outputs(self.id, [route_of(call) for call in calls])
+        return any(raw is None or msgspec.msgpack.decode(raw, type=Sent).is_unserved for raw in found)
 
     def no_worker(self, queues: list[str]) -> NoWorker:
         """The error that nobody serves these queues, with what helps."""

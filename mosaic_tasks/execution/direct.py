@@ -43,7 +43,10 @@ class DirectQueue:
             pipe.execute()
 
     def leave(self) -> None:
-        """Deletes it; what waits in it is placed anew."""
+        """Deletes it; what waits in it is placed anew.
+
+        It stays in the index, since somebody who has not heard may still send something: the next upkeep deletes that.
+        """
         _delete(self._process, self.name)
 
     def take_waiting(self, deployment: str, *, most: int) -> int:
@@ -74,16 +77,18 @@ def delete_deserted(process: Process) -> None:
     entered = cast("set[bytes]", process.client.smembers(_index(process)))
     alive = live_processes(process.client, process.ledger.keys)
     for name in entered - {queue.encode() for each in alive for queue in each.queues}:
-        _delete(process, name.decode())
+        if _delete(process, queue := name.decode()):
+            process.client.srem(_index(process), queue)
     process.client.expire(_index(process), KEEP_S)
 
 
-def _delete(process: Process, queue: str) -> None:
+def _delete(process: Process, queue: str) -> bool:
     try:
         delete_queue(process.app, queue)
-        process.client.srem(_index(process), queue)
     except RedisError as error:
         log.info("direct.left", what="its queue is deleted by others", queue=queue, error=str(error))
+        return False
+    return True
 
 
 def _waiting(target: Target) -> int:

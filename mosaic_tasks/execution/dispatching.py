@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -34,6 +33,7 @@ from mosaic_routing.router import Policy, PolicyName, route
 from mosaic_routing.targets import Ask, Decision, Target
 from mosaic_tasks.execution.agents import question
 from mosaic_tasks.execution.fleets import Fleet, Fleets, backlog_of
+from mosaic_tasks.execution.held_up import HeldUp
 from mosaic_tasks.execution.inputs import Inputs, SkippedError
 from mosaic_tasks.execution.order import Order
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
@@ -45,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 NOWHERE_S, NOWHERE_MOST_S = 0.5, 5.0
 """A call that nothing can take now is looked at again within these."""
-HELD_UP_KEPT = 4_096
-"""Calls of which it is kept that limits held them up."""
 LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
 """A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
@@ -67,14 +65,6 @@ class _Run(NamedTuple):
     deadline_s: float = math.inf
 
 
-class _HeldUp(NamedTuple):
-    """Where limits did not let a call through, and what they said last."""
-
-    targets: tuple[str, ...]
-    wait_s: float
-    reason: str
-
-
 class Dispatcher:
     """Places the calls of one process."""
 
@@ -87,7 +77,7 @@ class Dispatcher:
         self._hedges = Hedges()
         self._order = Order()
         self._relief = Relief()
-        self._held_up: OrderedDict[str, _HeldUp] = OrderedDict()
+        self._held_up = HeldUp()
 
     @cached_property
     def _fleets(self) -> Fleets:
@@ -164,15 +154,8 @@ class Dispatcher:
         )
 
     def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
-        """Limits did not let a call through where it was sent. Not all of them are known when a call is placed: it
-        goes where it was not yet, and where that is nowhere it waits for as long as they say."""
-        permit = permit_of(run_id, call)
-        with self._lock:
-            before = self._held_up.pop(permit, None)
-            targets = (*(before.targets if before else ()), sent.decision.target)
-            self._held_up[permit] = _HeldUp(targets, error.wait_s, str(error))
-            while len(self._held_up) > HELD_UP_KEPT:
-                self._held_up.popitem(last=False)
+        """Limits did not let a call through where it was sent: it goes where it was not yet, or waits."""
+        self._held_up.note(permit_of(run_id, call), sent.decision.target, error)
 
     def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
         """US dollars that the run may still cost."""
@@ -199,24 +182,23 @@ class Dispatcher:
         requirement = relieved.requirement
         fit = fleet.fit(requirement)
         if fit.lacks:
-            return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)))
+            return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)), is_unserved=True)
         snapshot = fleet.snapshot(requirement.capability)
-        held_up = self._held_up.get(permit_of(run.id, call))
         ask = msgspec.structs.replace(
             ask,
             targets=fit.deployments,
             budget=run.budget,
             deadline_s=run.deadline_s,
-            excluded=held_up.targets if held_up else (),
+            excluded=self._held_up.targets(ask.call),
         )
         decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
-        if not decision.target and run.budget < math.inf:
-            # Where nothing is cheap enough the call is to fail, and to say so: whoever runs it does.
+        if not (decision.target or decision.wait_s or ask.excluded) and run.budget < math.inf:
+            # Where nothing will be cheap enough the call is to fail, and to say so: whoever runs it does.
             ask = msgspec.structs.replace(ask, budget=math.inf)
             decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         if not decision.target:
-            return Sent(self._waiting(run.id, call, decision))
+            return Sent(self._waiting(ask, decision))
         if not run.plan.asks(call):
             return self._sent(decision, fleet.target(decision.target), ask, chars=0, max_tokens=None)
         snapshot.sent(decision)
@@ -225,12 +207,12 @@ class Dispatcher:
         target = fleet.target(decision.target)
         return self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
 
-    def _waiting(self, run_id: str, call: str, decision: Decision) -> Decision:
-        """Nowhere now. A call that limits held up wherever it could go waits for them, and begins again then."""
-        held_up = self._held_up.pop(permit_of(run_id, call), None)
-        if held_up is None:
+    def _waiting(self, ask: Ask, decision: Decision) -> Decision:
+        """Nowhere now; of a call that limits held up, for as long as they say."""
+        stop = self._held_up.end(ask.call)
+        if stop is None:
             return decision
-        return Decision(wait_s=held_up.wait_s, reasons=(held_up.reason, *decision.reasons))
+        return Decision(wait_s=stop.wait_s, reasons=(stop.reason, *decision.reasons))
 
     def _sent(
         self,

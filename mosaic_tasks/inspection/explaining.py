@@ -70,11 +70,18 @@ def explain(
     return active + list(_waiting(plan, view, by_node.keys(), producers))
 
 
+ASKING = "mosaic worker --queues mosaic.api.PROVIDER, or mosaic worker --class CLASS --model SPEC"
+"""What starts a worker to which the router can send calls."""
+
+
 def serving_command(unserved: Sequence[str], served: Iterable[str]) -> str:
     """The command that starts a worker for these queues, and the hosted model that was perhaps meant."""
     hosted = [model for queue in served if (model := hosted_model(queue))]
     wanted = [model for queue in unserved if (model := hosted_model(queue))]
-    return worker_commands(unserved) + "".join(did_you_mean(model, hosted) for model in dict.fromkeys(wanted))
+    commands = [worker_commands(named)] if (named := [queue for queue in unserved if queue != ROUTED]) else []
+    if ROUTED in unserved:
+        commands.append(f"{ASKING} (`mosaic explain RUN` says what is missing)")
+    return " and ".join(commands) + "".join(did_you_mean(model, hosted) for model in dict.fromkeys(wanted))
 
 
 def ending(view: RunView) -> str:
@@ -195,7 +202,7 @@ def _delayed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _
     after = f", after: {node.error}" if node.error else ""
     sentence = f"{_attempt(plan, first)}{_item(first)}{others} {due}{after}"
     if not world.has_sweeper:
-        sentence += f"; no worker is alive to start it: {worker_commands([first.queue])}"
+        sentence += f"; no worker is alive to start it: {serving_command([first.queue], ())}"
     return sentence
 
 

@@ -90,7 +90,7 @@ def _hosted(engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: 
             queue=queue,
             machine=queue.rpartition("@")[2],
             speed=speed,
-            slots=report.running + report.waiting + report.slots,
+            slots=report.running + report.slots,
             age_s=age_s,
         )
 

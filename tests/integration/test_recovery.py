@@ -62,6 +62,9 @@ class Host:
     def oldest_message(self, queue: str, priority: int) -> float | None:
         return None
 
+    def deadline_s(self, run_id: str) -> float | None:
+        return None
+
     def timeout_s(self, run_id: str, call: str) -> float | None:
         return 1.0 if call == "timed" else None
 

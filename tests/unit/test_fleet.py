@@ -53,7 +53,7 @@ def test_a_worker_that_hosts_a_deployment_is_a_target() -> None:
         "vllm:llama",
     )
     assert (target.queue, target.machine) == ("mosaic.direct.gpu1@node3", "node3")
-    assert (target.slots, target.age_s, target.decode_tokens_s) == (7, 0.5, 16.0)
+    assert (target.slots, target.age_s, target.decode_tokens_s) == (6, 0.5, 16.0)
     assert (target.input_price, target.output_price, target.context_tokens) == (0.1, 0.2, 8192)
 
 

@@ -203,16 +203,16 @@ def replaced(old: str, new: str) -> str:
             "'deployments' has 'h100/llama'; did you mean 'h100/llama-8b'?",
         ),
         (
-            SMALL + "limits: {models: {maxi: {concurrency: 5}}}\n",
+            SMALL + "limits: {models: {minis: {concurrency: 5}}}\n",
             22,
             "limits",
-            "'models' has 'maxi'; did you mean 'mini'?",
+            "'models' has 'minis'; did you mean 'mini'?",
         ),
         (
-            SMALL + "degrading: [{kind: cheaper_model, model: maxi}]\n",
+            SMALL + "degrading: [{kind: cheaper_model, model: minis}]\n",
             22,
             "degrading",
-            "the pool has no model 'maxi'; did you mean 'mini'?",
+            "the pool has no model 'minis'; did you mean 'mini'?",
         ),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_pool_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the model pool cannot be read: .*File name too long"):
+    with pytest.raises(ConfigurationError, match=r"the model pool cannot be read: .*File name too long"):
         pool(tmp_path / ("x" * 300))
 
 
