@@ -57,23 +57,27 @@ def workers(redis_server: ServerForTests, tmp_path: Path) -> Iterator[Workers]:
 
 
 @pytest.fixture
-def mosaic_process(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def mosaic_process(
+    redis_url: str, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
     """This process as a client of the server; what it opens in the test is closed after it."""
     from mosaic_tasks.execution.process import close_all
 
     monkeypatch.setenv("MOSAIC_REDIS_URL", redis_url)
     monkeypatch.setenv("MOSAIC_HOME", str(tmp_path / "home"))
     settings.cache_clear()
-    _configure_app()
+    _connect_app(broker_url)
     yield settings()
     close_all()
     settings.cache_clear()
 
 
-def _configure_app() -> None:
-    """Has the app read its configuration anew: it keeps the first, which may be of a test with a server of its own."""
+def _connect_app(broker_url: str) -> None:
+    """Has the app read its configuration anew where it has that of another server: a test before had one of its own."""
     from mosaic_tasks.app import app
 
+    if not app.configured or app.conf.broker_url == broker_url:
+        return
     sys.modules.pop("mosaic_tasks.celeryconfig", None)
     app.config_from_object("mosaic_tasks.celeryconfig", force=True)
     app._after_fork()  # forgets its connections

@@ -17,11 +17,12 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import EngineGone, EngineRefused, MosaicError, ServerError
+from mosaic_queues.errors import EngineError, EngineGone, EngineRefused, MosaicError, ServerError
 from mosaic_queues.transitions import route_of
-from mosaic_routing.guards import GuardedCall, Limited, Need
+from mosaic_routing.guards import GuardedCall, Limited, Need, Permit
 from mosaic_routing.pool import pool
 from mosaic_tasks.definition.plan import AgentPlan
+from mosaic_tasks.engines.protocol import Usage
 from mosaic_tasks.engines.registry import engine_for
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
 from mosaic_tasks.execution.hedged import first_answer
@@ -136,17 +137,20 @@ class Asking:
             ) as admitted:
                 try:
                     answer = await run_agent(agent, names, **options)
-                except EngineGone:
-                    admitted.ended("none")  # its worker tells of that, and others of the deployment may live
+                except EngineError as error:
+                    if isinstance(error, EngineGone):
+                        admitted.ended(
+                            "none"
+                        )  # its worker tells of that, and others of the deployment may live
+                    if isinstance(error.usage, Usage):
+                        error.usage = _charged(admitted, sent, error.usage)
                     raise
-                cost = self._cost(sent, answer)
-                admitted.used(tokens=answer.usage.input_tokens + answer.usage.output_tokens, dollars=cost)
+                usage = _charged(admitted, sent, answer.usage)
         except Limited as error:
             if self._process.places is not None:
                 self._process.places.held_up(self._run_id, work.claim.call, sent, error)
             raise EngineGone(str(error)) from None
         self._learn(work, sent, answer)
-        usage = msgspec.structs.replace(answer.usage, cost_usd=cost)
         return msgspec.structs.replace(answer, usage=usage)
 
     def _need(self, sent: Sent) -> Need:
@@ -163,11 +167,6 @@ class Asking:
             )
         )
 
-    def _cost(self, sent: Sent, answer: AgentAnswer) -> float:
-        """What the provider said, or what the pool says."""
-        used = answer.usage
-        return used.cost_usd or sent.cost(used.input_tokens, used.output_tokens)
-
     def _learn(self, work: Work, sent: Sent, answer: AgentAnswer) -> None:
         self._process.learning.observe(
             self._plan.learned_name(work.node.number),
@@ -182,6 +181,14 @@ class Asking:
         if self._plan.is_routed(call) and self._plan.asks(call):
             with suppress(ServerError):
                 self._process.guards.release(permit_of(self._run_id, call))
+
+
+def _charged(permit: Permit, sent: Sent, used: Usage) -> Usage:
+    """Has a call pay for what it used, also where nothing came of it; the price is what the provider said, or the pool
+    says."""
+    cost = used.cost_usd or sent.cost(used.input_tokens, used.output_tokens)
+    permit.used(tokens=used.input_tokens + used.output_tokens, dollars=cost)
+    return msgspec.structs.replace(used, cost_usd=cost)
 
 
 __all__ = ["Asking"]

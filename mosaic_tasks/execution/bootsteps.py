@@ -21,7 +21,7 @@ from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.topology import topology
 from mosaic_queues.transitions import INPUTS_CALL, Group
-from mosaic_routing.queues import DIRECT_PREFIX
+from mosaic_routing.queues import DIRECT_PREFIX, ROUTED
 from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
@@ -165,8 +165,8 @@ class Recovering:
         return self._process.plan_of(run_id).plan.deadline_s
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
-        """Looks at the head of a queue. What lies in that of a dead worker counts for nothing."""
-        if queue.startswith(DIRECT_PREFIX) and not self._process.is_served(queue):
+        """Looks at the head of a queue. What lies where nobody takes it, as in that of a dead worker, counts for nothing."""
+        if queue == ROUTED or (queue.startswith(DIRECT_PREFIX) and not self._process.is_served(queue)):
             return None
         return oldest_message(self._process.app, queue, priority)
 

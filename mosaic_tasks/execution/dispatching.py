@@ -113,8 +113,9 @@ class Dispatcher:
                 self._memory.retain({target.name for target in fleet.targets})
             for call in calls:
                 sent = self._decide(run, call, fleet)
-                level = self._order.level(run_id, plan, call, sent, deadline_s=deadline_s)
-                sent = msgspec.structs.replace(sent, level=level)
+                if sent.decision.target:
+                    level = self._order.level(run_id, plan, call, sent, deadline_s=deadline_s)
+                    sent = msgspec.structs.replace(sent, level=level)
                 routes.append(self._route(call, sent, fleet))
                 decided[call] = sent
         groups: dict[int, dict[str, list[str]]] = {}

@@ -100,6 +100,7 @@ class Learning:
         with self._lock:
             if not self._is_news:
                 return
+            self._own = self._own.pruned(time.time())
             own = Learned(self._holder, dict(self._own.histograms), dict(self._ratios))
             self._is_news = False
         _REPORTS.publish(self._client, own, keys=self._keys)

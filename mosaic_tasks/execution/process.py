@@ -247,11 +247,12 @@ class Process:
     def _placed(
         self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]
     ) -> Mapping[int, Sequence[Group]]:
-        """The groups by the priority of their messages; calls that the router is to place are where it sends them."""
+        """The groups by the priority of their messages; calls that the router is to place are where it sends them, and
+        stay in the ledger where nobody here can place them: no worker takes from the queue that they wait in."""
         routed = [call for _, calls in groups for call in calls if plan.is_routed(call)]
-        if not routed or self.places is None:
+        if not routed:
             return {plan.plan.priority: groups} if groups else {}
-        placed = self.places.dispatch(run_id, plan, routed)
+        placed = self.places.dispatch(run_id, plan, routed) if self.places is not None else {}
         rest = [(queue, [call for call in calls if not plan.is_routed(call)]) for queue, calls in groups]
         if left := [group for group in rest if group[1]]:
             placed.setdefault(plan.plan.priority, []).extend(left)

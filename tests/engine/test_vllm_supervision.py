@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,13 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """An empty folder; the engine puts sockets there, whose paths must be short."""
+    with tempfile.TemporaryDirectory(prefix="mosaic-test-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def core_of(pids: list[int]) -> int:
     """The one whose parent is not among them."""
     return next(pid for pid in pids if psutil.Process(pid).ppid() not in pids)
@@ -50,6 +58,7 @@ async def broken_by(supervisor: Supervisor, pid: int, how: signal.Signals, *, st
     """What that many streams end with when a process is sent a signal."""
     tasks = [asyncio.create_task(complete(supervisor, ask(f"Item {n}", **ENDLESS))) for n in range(streams)]
     while supervisor.load().running < streams:
+        assert not any(task.done() for task in tasks), "an answer ended before all had begun"
         await asyncio.sleep(0.01)
     os.kill(pid, how)
     errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -174,9 +183,9 @@ def guards(worker_pid: int) -> list[psutil.Process]:
 class TestOrphans:
     @pytest.mark.usefixtures("two_processes")
     def test_nothing_outlives_a_worker_that_is_killed_after_its_guard(
-        self, tiny_model: Path, tmp_path: Path
+        self, tiny_model: Path, short_path: Path
     ) -> None:
-        with worker(tiny_model, temporary=tmp_path) as process:
+        with worker(tiny_model, temporary=short_path) as process:
             told = [int(pid) for pid in lines_until(process, "pids").split()[1:]]
             (guard,) = guards(process.pid)
             guard.kill()
@@ -190,17 +199,17 @@ class TestOrphans:
         assert alive == []
 
     def test_nothing_outlives_a_worker_that_is_killed_while_its_engine_starts(
-        self, tiny_model: Path, tmp_path: Path
+        self, tiny_model: Path, short_path: Path
     ) -> None:
-        with worker(tiny_model, temporary=tmp_path) as process:
+        with worker(tiny_model, temporary=short_path) as process:
             lines_until(process, "starting the engine's process")
             descendants = belonging(process.pid)
             assert any(_is_marked(child) for child in descendants)
-            assert list(tmp_path.glob("mosaic-vllm-*"))
+            assert list(short_path.glob("mosaic-vllm-*"))
             process.kill()
             _, alive = psutil.wait_procs(descendants, timeout=ORPHANS_END_S)
         assert alive == []
-        assert list(tmp_path.glob("mosaic-vllm-*")) == []
+        assert list(short_path.glob("mosaic-vllm-*")) == []
 
 
 def _is_marked(process: psutil.Process) -> bool:

@@ -175,6 +175,16 @@ def test_a_call_ends_well_although_its_settling_is_lost(make: Make, error: Excep
     assert guards.read(Query(accounts=(("all", "day"),))).accounts == ((3, 0),)
 
 
+def test_what_is_owed_when_a_process_ends_is_settled(make: Make) -> None:
+    guards, other = make(Unreliable), make()
+    guards.backend.loses = "admit"  # type: ignore[attr-defined]
+    with pytest.raises(ServerUnavailable):
+        enter(guards, ONE)
+    assert active(other) == 1
+    guards.close()
+    assert active(other) == 0
+
+
 def test_a_server_that_lost_everything_learns_who_runs(make: Make, redis_client: Redis) -> None:
     guards, other = make(), make()
     with guards.admit(ONE):

@@ -306,6 +306,18 @@ def test_what_was_sent_somewhere_is_counted_there_until_it_ends_or_expires() -> 
     on_loop(scenario)
 
 
+@pytest.mark.parametrize("pause_s", [4, 6, 12, 100])
+def test_what_was_sent_by_the_dead_is_counted_no_more_however_rare_calls_are(pause_s: float) -> None:
+    async def scenario(guards: Guards) -> None:
+        guards.lease("call", of="x", weight=100, expiry_s=60)
+        for _ in range(4 + 100 // pause_s):
+            await asyncio.sleep(pause_s)
+            reading(guards)
+        assert reading(guards) == (0, 0)
+
+    on_loop(scenario)
+
+
 class Flawed(MemoryBackend):
     """Cannot renew once."""
 

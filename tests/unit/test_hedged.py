@@ -56,3 +56,26 @@ def test_the_first_answer_counts(
 def test_an_error_counts_where_nobody_else_is_asked() -> None:
     with pytest.raises(ValueError, match="why"):
         virtual_clock.run(first_answer(answers("first", 1.0, ValueError("why")), second(1.0), after_s=3.0))
+
+
+def ponders(for_s: float, then: float | None) -> Callable[[float], Any]:
+    """Whom else to ask is found out in so many seconds: one who answers after `then`, or nobody."""
+
+    async def ask(_elapsed_s: float) -> Coroutine[Any, Any, str] | None:
+        await asyncio.sleep(for_s)
+        return None if then is None else answers("second", then)
+
+    return ask
+
+
+@pytest.mark.parametrize("then", [600.0, None])
+def test_an_answer_that_comes_while_it_is_found_out_whom_else_to_ask_counts_at_once(
+    then: float | None,
+) -> None:
+    async def asked() -> tuple[str, float]:
+        answer = await first_answer(answers("first", 4.0), ponders(2.0, then), after_s=3.0)
+        return answer, asyncio.get_running_loop().time()
+
+    ended.clear()
+    assert virtual_clock.run(asked()) == ("first", 5.0)
+    assert ended == []

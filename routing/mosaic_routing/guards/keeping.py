@@ -7,6 +7,7 @@ import threading
 
 import msgspec
 import structlog
+from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ServerError
 from mosaic_routing.guards.backend import Backend
@@ -58,10 +59,16 @@ class Keeper:
             self._owed[settlement.permit] = settlement
 
     def close(self) -> None:
-        """Ends the thread; permits that are still held lapse."""
+        """Ends the thread, and settles what is owed if the server answers; permits that are still held lapse."""
         self._stopped.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()
+            try:
+                self._settle_owed()
+            except (ServerError, RedisError) as error:
+                log.warning(
+                    "guards.owed", what="cannot settle; permits lapse by themselves", error=str(error)
+                )
 
     def beat(self) -> None:
         """Renews what is held, and settles what is owed.
@@ -69,16 +76,21 @@ class Keeper:
         Raises:
             ServerError: the server is away, or full.
         """
+        self._settle_owed()
         with self._mutex:
-            held, owed = dict(self._held), dict(self._owed)
-        for settlement in owed.values():
-            self._backend.settle(settlement, self._expiry_ms)
-            with self._mutex:
-                self._owed.pop(settlement.permit, None)
+            held = dict(self._held)
         names = tuple(held)
         for first in range(0, len(names), _BATCH):
             for name in self._backend.renew(names[first : first + _BATCH], self._expiry_ms):
                 self._enter_again(held[name])
+
+    def _settle_owed(self) -> None:
+        with self._mutex:
+            owed = tuple(self._owed.values())
+        for settlement in owed:
+            self._backend.settle(settlement, self._expiry_ms)
+            with self._mutex:
+                self._owed.pop(settlement.permit, None)
 
     def _enter_again(self, request: Request) -> None:
         with self._mutex:

@@ -30,7 +30,8 @@ from mosaic_routing.guards.values import (
 TIDY = 64
 """At most so many permits lapse, and are forgotten, in one step."""
 GRACE_MS = 10_000
-"""After a pause in which nobody was heard nothing lapses for so long, or for the expiry of who is heard first."""
+"""After a pause in which nobody was heard nothing lapses for so long, or for the expiry of who is heard first; but for
+what was overdue by that much before the pause, lest nothing lapses where calls are rare."""
 FORGET_MS = 3_600_000
 """A lapsed permit is remembered for so long: its process may come back, and its call has cost something."""
 
@@ -257,13 +258,12 @@ class MemoryBackend:
     def _tidy(self, expiry_ms: int) -> tuple[int, list[str]]:
         """The time, and what may go on because permits lapsed."""
         now_ms, rings = self._clock(), list[str]()
-        grace_ms = min(expiry_ms, GRACE_MS)
-        if now_ms - self._heard_ms > grace_ms // 2:
-            self._quiet_ms = now_ms + grace_ms
+        grace_ms, heard_ms = min(expiry_ms, GRACE_MS), self._heard_ms
+        was_silent = now_ms - heard_ms > grace_ms // 2
+        self._quiet_ms = now_ms + grace_ms if was_silent else min(self._quiet_ms, now_ms + grace_ms)
         self._heard_ms = now_ms
-        self._quiet_ms = min(self._quiet_ms, now_ms + grace_ms)
-        if now_ms >= self._quiet_ms:
-            for name in self._due(now_ms, is_lapsed=False):
+        if was_silent or now_ms >= self._quiet_ms:
+            for name in self._due(heard_ms - grace_ms if was_silent else now_ms, is_lapsed=False):
                 self._lapse(name, now_ms, rings)
         for name in self._due(now_ms, is_lapsed=True):
             del self._permits[name]

@@ -154,16 +154,18 @@ local function lapse(permit)
 end
 
 -- Permits that expired lapse, some in each step. After a pause in which nobody was heard, as when the server was down,
--- the living first get the time to renew theirs. Returns when that is over.
+-- the living first get the time to renew theirs; but for what was overdue by that much before the pause, lest nothing
+-- lapses where calls are rare. Returns when that time is over.
 local function tidy()
   local raw = redis.call('HMGET', HEARD, 'at', 'quiet')
-  local quiet = tonumber(raw[2] or 0)
+  local heard, quiet = tonumber(raw[1] or 0), tonumber(raw[2] or 0)
   local grace = math.min(arg.expiry_ms, GRACE)
-  if now - (raw[1] or 0) > math.floor(grace / 2) then quiet = now + grace end
-  quiet = math.min(quiet, now + grace)
+  local was_silent = now - heard > math.floor(grace / 2)
+  quiet = was_silent and now + grace or math.min(quiet, now + grace)
   redis.call('HSET', HEARD, 'at', now, 'quiet', quiet)
-  if now >= quiet then
-    for _, permit in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now, 'LIMIT', 0, TIDY)) do
+  if was_silent or now >= quiet then
+    local overdue = was_silent and heard - grace or now
+    for _, permit in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', overdue, 'LIMIT', 0, TIDY)) do
       lapse(permit)
     end
   end
