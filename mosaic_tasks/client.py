@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -290,11 +290,12 @@ class Run:
         """The queues that this run waits for and nobody serves. Calls that limits hold up wait for those alone."""
         waiting = [call for call in self.live_calls() if call.state != "claimed"]
         queues = {call.queue for call in waiting}
-        if ROUTED in queues and not self._are_unserved(call.call for call in waiting if call.queue == ROUTED):
-            queues.remove(ROUTED)
+        unplaced = [call.call for call in waiting if call.queue == ROUTED and call.state != "idle"]
+        if not self._are_unserved(unplaced):
+            queues.discard(ROUTED)
         return sorted(queues - self._served_queues()) if queues else []
 
-    def _are_unserved(self, calls: Iterable[str]) -> bool:
+    def _are_unserved(self, calls: Sequence[str]) -> bool:
         """Whether there is nobody to whom the router could send one of these calls, as far as it has said."""
         found = self._process.ledger.outputs(self.id, [route_of(call) for call in calls])
         return any(raw is None or msgspec.msgpack.decode(raw, type=Sent).is_unserved for raw in found)

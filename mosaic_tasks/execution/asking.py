@@ -25,6 +25,7 @@ from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.protocol import Usage
 from mosaic_tasks.engines.registry import engine_for
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
+from mosaic_tasks.execution.fleets import count_at
 from mosaic_tasks.execution.hedged import first_answer
 from mosaic_tasks.execution.outcomes import Work
 from mosaic_tasks.execution.prepared import PreparedPlan
@@ -59,7 +60,7 @@ class Asking:
         }
         if not self._plan.is_routed(work.claim.call):
             return await run_agent(agent, names, **options)
-        sent = await asyncio.to_thread(self.sent, work.claim.call)
+        sent = await asyncio.to_thread(self._sent_here, work.claim.call)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
         options["priority"] = sent.level
@@ -84,6 +85,19 @@ class Asking:
         if raw is None:
             (raw,) = self._process.ledger.outputs(self._run_id, [route_of(call)])
         return None if raw is None else msgspec.msgpack.decode(raw, type=Sent)
+
+    def _sent_here(self, call: str) -> Sent | None:
+        sent = self.sent(call)
+        if sent is not None:
+            self.take_over(call, sent)
+        return sent
+
+    def take_over(self, call: str, sent: Sent) -> None:
+        """A call that this worker took from the queue of another is its own load from now on."""
+        here = f"{sent.deployment}@{self._process.facts.hostname}"
+        if not sent.is_provider and sent.decision.target != here:
+            with suppress(ServerError):
+                count_at(here, self._process.guards, permit_of(self._run_id, call), sent.decision)
 
     async def _second(
         self,
@@ -133,7 +147,7 @@ class Asking:
         permit = f"{permit_of(self._run_id, work.claim.call)}#{work.claim.fence}@{sent.decision.target}"
         try:
             async with self._process.guards.admit(
-                self._need(sent), wait_s=HELD_UP_S, permit=permit
+                self._need(sent), wait_s=HELD_UP_S, permit=permit, priority=sent.level
             ) as admitted:
                 try:
                     answer = await run_agent(agent, names, **options)

@@ -20,8 +20,7 @@ from mosaic_queues.outbox import keep_client
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.topology import topology
-from mosaic_queues.transitions import INPUTS_CALL, Group
-from mosaic_routing.queues import DIRECT_PREFIX, ROUTED
+from mosaic_queues.transitions import INPUTS_CALL, Group, LiveCall
 from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
@@ -165,10 +164,12 @@ class Recovering:
         return self._process.plan_of(run_id).plan.deadline_s
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
-        """Looks at the head of a queue. What lies where nobody takes it, as in that of a dead worker, counts for nothing."""
-        if queue == ROUTED or (queue.startswith(DIRECT_PREFIX) and not self._process.is_served(queue)):
-            return None
+        """Looks at the head of a queue."""
         return oldest_message(self._process.app, queue, priority)
+
+    def is_stranded(self, run_id: str, call: LiveCall) -> bool:
+        """Whether the router sent it where nobody takes it any more, or has not placed it."""
+        return not self._process.is_served(call.queue) and self._process.plan_of(run_id).is_routed(call.call)
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """The timeout of a node's calls; what only collects them or reads along has none."""

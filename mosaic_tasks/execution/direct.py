@@ -85,7 +85,7 @@ def delete_deserted(process: Process) -> None:
 def _delete(process: Process, queue: str) -> bool:
     try:
         delete_queue(process.app, queue)
-    except RedisError as error:
+    except (RedisError, OSError) as error:
         log.info("direct.left", what="its queue is deleted by others", queue=queue, error=str(error))
         return False
     return True

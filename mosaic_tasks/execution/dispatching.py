@@ -32,7 +32,7 @@ from mosaic_routing.requirements import Requirement
 from mosaic_routing.router import Policy, PolicyName, route
 from mosaic_routing.targets import Ask, Decision, Target
 from mosaic_tasks.execution.agents import question
-from mosaic_tasks.execution.fleets import Fleet, Fleets, backlog_of
+from mosaic_tasks.execution.fleets import Fleet, Fleets, count_at
 from mosaic_tasks.execution.held_up import HeldUp
 from mosaic_tasks.execution.inputs import Inputs, SkippedError
 from mosaic_tasks.execution.order import Order
@@ -45,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 NOWHERE_S, NOWHERE_MOST_S = 0.5, 5.0
 """A call that nothing can take now is looked at again within these."""
-LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
-"""A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
 
 class _Run(NamedTuple):
@@ -123,7 +121,8 @@ class Dispatcher:
         for call in self._process.ledger.route(run_id, routes):
             groups.setdefault(decided[call].level, {}).setdefault(queues[call], []).append(call)
             if plan.asks(call):
-                self._count(run_id, call, decided[call])
+                decision = decided[call].decision
+                count_at(decision.target, self._process.guards, permit_of(run_id, call), decision)
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 
     def elsewhere(
@@ -213,7 +212,7 @@ class Dispatcher:
         stop = self._held_up.end(ask.call)
         if stop is None:
             return decision
-        return Decision(wait_s=stop.wait_s, reasons=(stop.reason, *decision.reasons))
+        return Decision(wait_s=stop.left_s, reasons=(stop.reason, *decision.reasons))
 
     def _sent(
         self,
@@ -300,16 +299,6 @@ class Dispatcher:
             return Route(call, fleet.target(decision.target).queue, decision.target, reason, 0, sent.encode())
         wait_s = min(max(decision.wait_s, NOWHERE_S), NOWHERE_MOST_S)
         return Route(call, ROUTED, "", reason, int(wait_s * 1000), sent.encode())
-
-    def _count(self, run_id: str, call: str, sent: Sent) -> None:
-        """Adds a call to the backlog of its target; whoever runs it takes it out again."""
-        decision = sent.decision
-        self._process.guards.lease(
-            permit_of(run_id, call),
-            of=backlog_of(decision.target),
-            weight=int(decision.work_tokens),
-            expiry_s=min(decision.latency_s + LEASE_S, LEASE_MOST_S),
-        )
 
 
 def release_sent(process: Process, run_id: str) -> None:

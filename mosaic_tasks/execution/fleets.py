@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from redis import Redis
 
+from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import live_processes
 from mosaic_routing.classes import gpu_class
@@ -21,12 +22,14 @@ from mosaic_routing.queues import API_PREFIX
 from mosaic_routing.reports import Aged
 from mosaic_routing.requirements import Requirement, explain_misses, match
 from mosaic_routing.snapshot import Snapshot
-from mosaic_routing.targets import Target
+from mosaic_routing.targets import Decision, Target
 
 REFRESH_S = 0.5
 """What is known is at most so old; in between, a process counts what it sends itself."""
 FULL_MS = 250
 """Where all that may run at once runs, something ends sooner or later."""
+LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
+"""A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
 
 class Fit(NamedTuple):
@@ -85,7 +88,10 @@ class Fleet:
     def _fit(self, requirement: Requirement) -> Fit:
         classes = {report.gpu_class: gpu_class(report.gpu_class) for report, _ in self._engines}
         providers = {queue.removeprefix(API_PREFIX) for queue in self._served if queue.startswith(API_PREFIX)}
-        found = match(requirement, self._pool, classes, providers=providers)
+        try:
+            found = match(requirement, self._pool, classes, providers=providers)
+        except ConfigurationError as error:  # the pool was changed since the run was submitted
+            return Fit((), str(error))
         names = tuple(deployment.name for deployment in found.satisfying)
         return Fit(names, "" if names else explain_misses(requirement, found))
 
@@ -164,4 +170,14 @@ def backlog_of(target: str) -> str:
     return f"target:{target}"
 
 
-__all__ = ["Fit", "Fleet", "Fleets", "backlog_of"]
+def count_at(target: str, guards: Guards, permit: str, decision: Decision) -> None:
+    """Counts a call as a load of a target, and of no other any more; whoever runs it takes it out again."""
+    guards.lease(
+        permit,
+        of=backlog_of(target),
+        weight=int(decision.work_tokens),
+        expiry_s=min(decision.latency_s + LEASE_S, LEASE_MOST_S),
+    )
+
+
+__all__ = ["Fit", "Fleet", "Fleets", "backlog_of", "count_at"]

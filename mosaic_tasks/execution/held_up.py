@@ -7,6 +7,7 @@ Without this such a call would be sent to the same target again at once, and com
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -17,11 +18,16 @@ KEPT = 4_096
 
 
 class Stop(NamedTuple):
-    """Where a call was held up, and what limits said last."""
+    """Where a call was held up, until when (monotonic), and what limits said last."""
 
     targets: tuple[str, ...]
-    wait_s: float
+    until_s: float
     reason: str
+
+    @property
+    def left_s(self) -> float:
+        """Until the limits may let it through; 0: now."""
+        return max(self.until_s - time.monotonic(), 0.0)
 
 
 class HeldUp:
@@ -34,19 +40,19 @@ class HeldUp:
     def note(self, permit: str, target: str, error: Limited) -> None:
         """A call was held up at one more target."""
         with self._lock:
-            before = self._stops.pop(permit, None)
-            targets = (*(before.targets if before else ()), target)
-            self._stops[permit] = Stop(targets, error.wait_s, str(error))
+            targets = (*self.targets(permit), target)
+            self._stops.pop(permit, None)
+            self._stops[permit] = Stop(targets, time.monotonic() + error.wait_s, str(error))
             if len(self._stops) > KEPT:
                 self._stops.popitem(last=False)
 
     def targets(self, permit: str) -> tuple[str, ...]:
-        """Where a call was held up since it waited last."""
+        """Where a call is held up."""
         stop = self._stops.get(permit)
-        return stop.targets if stop else ()
+        return stop.targets if stop and stop.left_s else ()
 
     def end(self, permit: str) -> Stop | None:
-        """A call that was held up wherever it could go waits now, and may then go anywhere again."""
+        """A call that is held up wherever it could go waits now, and may then go anywhere again."""
         with self._lock:
             return self._stops.pop(permit, None)
 

@@ -10,8 +10,10 @@ from mosaic_routing.ordering import Shares, Waiting, celery_level
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.sent import Sent
 
+BUSY_S = 60.0
+"""A tenant that sent nothing for so long has nothing that waits: nobody is ahead of it."""
 _RUNS = 4_096
-"""Runs and tenants of which it is kept how much they got."""
+"""Runs of which it is kept how much they got."""
 
 
 class Order:
@@ -19,6 +21,7 @@ class Order:
 
     def __init__(self) -> None:
         self._attained_s: OrderedDict[str, float] = OrderedDict()
+        self._seen_s: dict[str, float] = {}
         self._shares = Shares()
 
     def level(self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, *, deadline_s: float) -> int:
@@ -39,16 +42,16 @@ class Order:
             attained_s=self._attained_s.get(run_id, 0.0),
             lead_s=self._shares.lead_s(tenant),
         )
-        self._count(run_id, tenant, length_s)
+        self._count(run_id, tenant, length_s, now_s)
         return celery_level(waiting, now_s=now_s)
 
-    def _count(self, run_id: str, tenant: str, length_s: float) -> None:
+    def _count(self, run_id: str, tenant: str, length_s: float, now_s: float) -> None:
         self._attained_s[run_id] = self._attained_s.pop(run_id, 0.0) + length_s
-        self._shares = self._shares.with_call(tenant, length_s)
         while len(self._attained_s) > _RUNS:
             self._attained_s.popitem(last=False)
-        if len(self._shares.times) > 1:
-            self._shares = self._shares.with_waiting(frozenset(self._shares.times))
+        self._seen_s[tenant] = now_s
+        self._seen_s = {name: at_s for name, at_s in self._seen_s.items() if now_s - at_s <= BUSY_S}
+        self._shares = self._shares.with_call(tenant, length_s).with_waiting(frozenset(self._seen_s))
 
 
 __all__ = ["Order"]

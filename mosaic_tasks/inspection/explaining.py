@@ -139,8 +139,7 @@ def _active(
     claimed = [call for call in calls if call.state == "claimed"]
     if claimed:
         clauses += _claimed(plan, claimed, world)
-    if ready:
-        clauses.append(_ready(plan, node, ready, world))
+    clauses += _ready(plan, node, ready, world)
     if delayed:
         clauses.append(_delayed(plan, node, delayed, world))
     if any(call.state == "idle" for call in calls):
@@ -166,14 +165,32 @@ def _items(node: NodeView) -> str:
     return f"all {counted(node.calls, 'item')} done"
 
 
-def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
+QUEUES_TOLD = 3
+"""The router spreads the calls of a node over many queues; the fullest are named."""
+
+
+def _ready(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> list[str]:
+    by_queue: dict[str, list[LiveCall]] = {}
+    for call in calls:
+        by_queue.setdefault(call.queue, []).append(call)
+    fullest = sorted(by_queue.values(), key=len, reverse=True)
+    clauses = [_in_queue(plan, node, held, world) for held in fullest[:QUEUES_TOLD]]
+    if others := fullest[QUEUES_TOLD:]:
+        more = counted(sum(map(len, others)), "more call")
+        clauses.append(f"{more} in {counted(len(others), 'other queue')}")
+    return clauses
+
+
+def _in_queue(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _World) -> str:
     queue = calls[0].queue
     slots = world.slots.get(queue)
     if queue == ROUTED:
         return f"{_subject(plan, calls)} until the router has said where to"
     waits = f"{_subject(plan, calls)} in queue {queue!r}"
+    if slots is None and plan.queue == ROUTED and world.has_sweeper:
+        return f"{waits}, which no worker serves any more; a live worker has it sent elsewhere"
     if slots is None:
-        command = serving_command([queue], world.slots)
+        command = serving_command([queue if plan.queue != ROUTED else ROUTED], world.slots)
         return f"{waits}, which no worker serves; start one with: {command}"
     if absent := world.absent(queue):
         return f"{waits}: {absent}"
@@ -224,7 +241,7 @@ def _claimed(plan: NodePlan, calls: Sequence[LiveCall], world: _World) -> Iterat
         if holder in world.alive:
             yield _running(plan, held, what, world)
         else:
-            yield _orphaned(held, what, world)
+            yield _orphaned(plan, held, what, world)
 
 
 def _running(plan: NodePlan, held: Sequence[LiveCall], what: str, world: _World) -> str:
@@ -243,12 +260,12 @@ def _verb(plan: NodePlan, call: LiveCall) -> str:
     return "reads its list" if plan.grows else "reads its streams"
 
 
-def _orphaned(held: Sequence[LiveCall], what: str, world: _World) -> str:
+def _orphaned(plan: NodePlan, held: Sequence[LiveCall], what: str, world: _World) -> str:
     ran = "were" if len(held) > 1 else "was"
     dead = f"{what} {ran} running in process {held[0].holder}, which is dead"
     if world.has_sweeper:
         return f"{dead}; the sweeper of a live worker takes over within {world.sweep_s:g} s"
-    return f"{dead}, and no worker is alive to take over; start one with: {worker_commands([held[0].queue])}"
+    return f"{dead}, and no worker is alive to take over; start one with: {serving_command([plan.queue], ())}"
 
 
 def _waiting(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from celery import Celery, chord
@@ -22,6 +22,8 @@ from mosaic_queues.streams import Letter
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group
 
 log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 CALL_TASK = "mosaic.call"
 """Name of the task that runs calls: `(run_id, [call ids])`."""
@@ -91,13 +93,14 @@ class Outbox:
             priority: 0 is the most urgent, as in Celery on Redis.
         """
         messages = list(_messages(groups, batch_size))
-        if messages:
-            with self._producer(run_id, batch=len(messages) > 1) as producer:
-                sent_at = self._clock()
-                for queue, calls in messages:
-                    self._send(producer, run_id, queue, calls, sent_at, priority)
-                return True
-        return not messages
+
+        def send(producer: Any) -> bool:
+            sent_at = self._clock()
+            for queue, calls in messages:
+                self._send(producer, run_id, queue, calls, sent_at, priority)
+            return True
+
+        return not messages or bool(self._with_producer(run_id, send, batch=len(messages) > 1))
 
     def publish_chord(
         self,
@@ -116,21 +119,24 @@ class Outbox:
         node = self._chord(run_id, list(_messages(header, batch_size)), close)
         if node is None:
             return True
-        with self._producer(run_id) as producer:
+
+        def send(producer: Any) -> bool:
             sent_at = self._clock()
             for index, member in enumerate(node.tasks):
-                run_id, calls = member.args
+                _, calls = member.args
                 group = {"group_id": node.id, "group_index": index}
                 self._send(producer, run_id, member.options["queue"], calls, sent_at, priority, **group)
             return True
-        return False
+
+        return bool(self._with_producer(run_id, send))
 
     def stencil(self, run_id: str, queue: str, call: str, *, priority: int = 0) -> Stencil | None:
         """For letters of a call: its messages as a transition puts them into their queue itself.
 
         None: the broker is not the ledger's server, or does more than to put a message into a list.
         """
-        with self._producer(run_id, batch=False) as producer:
+
+        def cut(producer: Any) -> Stencil | None:
             if not self._is_at_ledger(producer):
                 return None
             noted = _Noting(producer.channel)
@@ -141,7 +147,8 @@ class Outbox:
             _, key, text = noted.commands[0]
             text = text.replace(noted.delivery_tag, _STENCIL_ID)
             return Stencil(call, queue, f"{producer.channel.global_keyprefix}{key}", text, self._clock)
-        return None
+
+        return self._with_producer(run_id, cut, batch=False)
 
     def _is_at_ledger(self, producer: Any) -> bool:
         """Whether broker and ledger are one database of one server, for the same user."""
@@ -165,14 +172,14 @@ class Outbox:
     def _signature(self, task: str, run_id: str, queue: str, calls: Sequence[str]) -> Any:
         return self._app.signature(task, (run_id, calls), immutable=True, options={"queue": queue})
 
-    @contextmanager
-    def _producer(self, run_id: str, *, batch: bool = True) -> Iterator[Any]:
-        """A producer; a broker that does not answer is logged, the calls stay in the outbox."""
+    def _with_producer(self, run_id: str, use: Callable[[Any], _T], *, batch: bool = True) -> _T | None:
+        """What `use` makes of a producer. None: the broker does not answer, which is logged; the calls stay in the
+        outbox."""
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
                 keep_client(producer.channel)
                 with producer.batch() if batch else nullcontext():
-                    yield producer
+                    return use(producer)
         except (OperationalError, *self._broker_errors()) as error:
             log.warning(
                 "outbox.down",
@@ -180,6 +187,7 @@ class Outbox:
                 run=run_id,
                 error=str(error),
             )
+            return None
 
     def _broker_errors(self) -> tuple[type[Exception], ...]:
         errors: tuple[type[Exception], ...] = self._app.connection_for_write().connection_errors

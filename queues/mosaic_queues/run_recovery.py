@@ -52,6 +52,7 @@ def decide(
     grace_ms: int,
     oldest_ms: Mapping[str, int | None],
     timeouts_s: Mapping[str, float | None],
+    stranded: Collection[str] = (),
 ) -> Mend:
     """Compares what the ledger says with what lives.
 
@@ -61,6 +62,7 @@ def decide(
     Args:
         oldest_ms: by queue, when its oldest message was published; None: the queue is empty.
         timeouts_s: by call, how long it may run.
+        stranded: calls whose messages lie where nobody takes them, and which may go elsewhere.
     """
     mend = Mend([], {}, {})
     for call in calls:
@@ -72,8 +74,8 @@ def decide(
         elif call.state == "delayed":
             if call.at_ms <= now_ms:
                 mend.wake.append(call.call)
-        elif (
-            call.state == "ready" and call.at_ms + grace_ms <= now_ms and _is_lost(call, oldest_ms, grace_ms)
+        elif _waits_long(call, now_ms, grace_ms) and (
+            call.call in stranded or _is_lost(call, oldest_ms, grace_ms)
         ):
             mend.wake.append(call.call)
     return mend
@@ -81,6 +83,10 @@ def decide(
 
 def _is_overdue(call: LiveCall, now_ms: int, timeout_s: float | None = 0.0) -> bool:
     return timeout_s is not None and call.at_ms + timeout_s * 1000 + OVERDUE_MS < now_ms
+
+
+def _waits_long(call: LiveCall, now_ms: int, grace_ms: int) -> bool:
+    return call.state == "ready" and call.at_ms + grace_ms <= now_ms
 
 
 def _is_lost(call: LiveCall, oldest_ms: Mapping[str, int | None], grace_ms: int) -> bool:
@@ -102,6 +108,9 @@ class RecoveryHost(Protocol):
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
         """When the oldest message of a queue and a priority was published (Unix seconds), None: there is none."""
+
+    def is_stranded(self, run_id: str, call: LiveCall) -> bool:
+        """Whether nobody takes from the queue of a ready call, and it may go elsewhere."""
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """How long a call may run."""
@@ -221,9 +230,7 @@ class RunRecovery:
 
         Messages of one priority are first in, first out. Each is looked at once a sweep.
         """
-        queues = {
-            call.queue for call in calls if call.state == "ready" and call.at_ms + self._grace_ms <= now_ms
-        }
+        queues = {call.queue for call in calls if _waits_long(call, now_ms, self._grace_ms)}
         priority = self._host.priority(run_id) if queues else 0
         for queue in queues:
             if (queue, priority) not in heads:
@@ -256,6 +263,7 @@ class RunRecovery:
             grace_ms=self._grace_ms,
             oldest_ms=self._oldest(run_id, calls, now_ms, heads),
             timeouts_s=self._timeouts(run_id, calls, now_ms),
+            stranded=self._stranded(run_id, calls, now_ms),
         )
         return self._mend(run_id, mend, now_ms)
 
@@ -263,6 +271,14 @@ class RunRecovery:
         """Of the calls that were claimed so long ago that it matters."""
         old = [call.call for call in calls if call.state == "claimed" and _is_overdue(call, now_ms)]
         return {call: self._host.timeout_s(run_id, call) for call in old}
+
+    def _stranded(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> set[str]:
+        """Of the calls that wait for long."""
+        return {
+            call.call
+            for call in calls
+            if _waits_long(call, now_ms, self._grace_ms) and self._host.is_stranded(run_id, call)
+        }
 
     def _mend(self, run_id: str, mend: Mend, now_ms: int) -> int:
         groups: list[Group] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import structlog
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -32,6 +33,8 @@ from mosaic_routing.degrading import Step
 from mosaic_routing.guards.limits import EACH, Limits
 from mosaic_routing.memory import active_parameters, layers, parameters, weight_bytes
 from mosaic_routing.queues import API_PREFIX, HOSTED
+
+log = structlog.get_logger(__name__)
 
 API = API_PREFIX.removeprefix("mosaic.")
 """Before the name of a provider, where it stands in the place of a GPU class: `api.openai`."""
@@ -398,6 +401,8 @@ def pool_path() -> Path:
 def pool(path: Path | None = None) -> ModelPool:
     """The model pool in a file, read again only when the file was written since.
 
+    A file that cannot be used any more changes nothing in a process that has read it: calls under way need its limits.
+
     Args:
         path: default: what MOSAIC_MODELS names, or the pool that ships.
 
@@ -416,9 +421,18 @@ def _written_ns(file: Path) -> int:
         return 0
 
 
+_usable: dict[Path, ModelPool] = {}
+
+
 @lru_cache(maxsize=8)
 def _read(path: Path, mtime_ns: int) -> ModelPool:  # noqa: ARG001
-    return read_model(path, ModelPool, kind="model pool")
+    try:
+        _usable[path] = read_model(path, ModelPool, kind="model pool")
+    except ConfigurationError as error:
+        if path not in _usable:
+            raise
+        log.error("pool.unusable", what="the model pool stays as it was", error=str(error))
+    return _usable[path]
 
 
 __all__ = [

@@ -155,7 +155,9 @@ class TestLoad:
     def test_the_inventory_tells_what_the_engines_do(self) -> None:
         result({"texts": fan_out(max_tokens=60)}, items=8)
         report = wait_until(lambda: _report_with_figures(), "a report with figures")
-        assert report.queues == ("mosaic.gpu.tiny", "mosaic.cpu.tiny")
+        shared, own = report.queues[:2], report.queues[2:]
+        assert shared == ("mosaic.gpu.tiny", "mosaic.cpu.tiny")
+        assert [queue.startswith("mosaic.direct.") for queue in own] == [True]
         assert report.slots > 0
         assert 'mosaic_engine_free_slots{model="tiny",class="cpu"' in prometheus(reports().values())
 

@@ -25,7 +25,7 @@ from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunR
 from mosaic_queues.run_sizes import RunSizes
 from mosaic_queues.settings import Settings
 from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, start_sweeping
-from mosaic_queues.transitions import Done, Group
+from mosaic_queues.transitions import Done, Group, LiveCall
 from mosaic_tasks import Flow
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
@@ -61,6 +61,9 @@ class Host:
 
     def oldest_message(self, queue: str, priority: int) -> float | None:
         return None
+
+    def is_stranded(self, run_id: str, call: LiveCall) -> bool:
+        return False
 
     def deadline_s(self, run_id: str) -> float | None:
         return None
@@ -359,6 +362,20 @@ def test_a_run_that_cannot_be_mended_does_not_keep_others_from_it(ledger: Ledger
         assert ledger.advance(run_id, holder="dead", claim=[call]).claimed
     recovery(ledger, host).sweep()
     assert host.published == ["1"]
+
+
+def test_a_call_whose_message_nobody_takes_is_sent_elsewhere(ledger: Ledger) -> None:
+    class Deserted(Host):
+        def oldest_message(self, queue: str, priority: int) -> float | None:
+            return 0.0  # its own, as far as can be told
+
+        def is_stranded(self, run_id: str, call: LiveCall) -> bool:
+            return call.call == "0"
+
+    host = Deserted()
+    open_run(ledger, "run", "0", "1")
+    recovery(ledger, host, grace_s=0.0).sweep()
+    assert host.published == ["0"]
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from mosaic_tasks.execution.bootsteps import Recovering, run_recovery
 from mosaic_tasks.execution.direct import delete_deserted
 from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.fleets import count_at
 from mosaic_tasks.execution.process import Process, close_all, process_for
 from mosaic_tasks.execution.sent import Sent
 from tests.integration.test_routing import models, workflow
@@ -279,6 +280,18 @@ def test_what_an_answer_cost_that_is_of_no_use_counts(process: Process) -> None:
     assert reserved == 0
 
 
+def test_a_call_that_was_taken_from_another_worker_is_a_load_of_that_which_asks(process: Process) -> None:
+    run = submit(workflow(), {})
+    there, here = "l4/sage@there", f"l4/sage@{process.facts.hostname}"
+    decision = Decision(target=there, latency_s=1.0, work_tokens=7.0)
+    count_at(there, process.guards, f"{run.id}/0", decision)
+    asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
+    asking.take_over("0", Sent(decision, deployment="l4/sage"))
+    assert (calls_at(process, there), calls_at(process, here)) == (0, 1)
+    asking.release("0")
+    assert calls_at(process, here) == 0
+
+
 def test_who_dies_while_it_asks_leaves_the_call_and_its_load_to_another(process: Process) -> None:
     run = submit(workflow(), {})
     process.ledger.advance(run.id, holder="a-dead-process#1", claim=["0"])
@@ -298,6 +311,8 @@ def test_readers_of_streams_are_placed_anew_in_each_epoch(process: Process) -> N
         "output: second\n"
     )
     run = submit(chain, {})
+    assert {call.call: call.state for call in run.live_calls()} == {"0": "ready", "1.m": "idle"}
+    assert run.unserved_queues() == []  # who waits for chunks needs no worker yet
     answered(process, run)
     run.rerun("first")
     while calls := [call.call for call in run.live_calls() if call.state == "ready"]:

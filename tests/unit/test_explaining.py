@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mosaic_queues.liveness import LiveProcess
 from mosaic_queues.transitions import CallState, LiveCall
 from mosaic_routing.inventory import EngineReport, EngineState
+from mosaic_routing.queues import ROUTED
 from mosaic_tasks.definition.plan import Batch, Plan, link
 from mosaic_tasks.inspection.explaining import Explanation, explain
 from mosaic_tasks.inspection.progress import project
@@ -169,6 +170,37 @@ def test_items_are_counted_by_process_and_by_queue() -> None:
     assert first == "1 of 6 items done, 5 left"
     assert second == "2 items run in process host/1/a"
     assert third.startswith("3 items wait in queue 'mosaic.cpu'")
+
+
+def test_calls_that_were_sent_apart_are_told_by_queue_the_fullest_first() -> None:
+    queues = ["mosaic.direct.a", "mosaic.cpu", "mosaic.cpu", "mosaic.direct.b", "mosaic.direct.c"]
+    text = told(made.fanned_out(5), *(live(f"2.{item}", queue=queue) for item, queue in enumerate(queues)))
+    _, first, _, second, third, rest = text["sections"].replace(": it starts", "; it starts").split("; ", 5)
+    assert first.startswith("2 items wait in queue 'mosaic.cpu' since")
+    assert second.startswith("1 item waits in queue 'mosaic.direct.a'")
+    assert third.startswith("start one with")
+    assert rest.endswith("1 more call in 1 other queue")
+
+
+def routed_plan() -> Plan:
+    return link("asks", [made.node("answer", queue=ROUTED)], output=0)
+
+
+def test_what_was_sent_to_a_worker_that_is_gone_needs_no_worker_of_that_name() -> None:
+    story, gone = made.Story().tell(0, "opened", detail="asks"), live("0", queue="mosaic.direct.gone")
+    text = told(story, gone, plan=routed_plan())["answer"]
+    assert text == (
+        "it waits in queue 'mosaic.direct.gone', which no worker serves any more; a live worker has it sent elsewhere"
+    )
+    text = told(story, gone, plan=routed_plan(), processes=[])["answer"]
+    assert "start one with: mosaic worker --queues mosaic.api.PROVIDER, or" in text
+
+
+def test_what_ran_in_a_worker_that_is_gone_needs_no_worker_of_that_name() -> None:
+    story = made.Story().tell(0, "opened", detail="asks")
+    held = live("0", "claimed", holder="gone/7/x", queue="mosaic.direct.gone")
+    text = told(story, held, plan=routed_plan(), processes=[])["answer"]
+    assert "to take over; start one with: mosaic worker --queues mosaic.api.PROVIDER, or" in text
 
 
 def test_the_call_of_a_dead_process_tells_who_takes_over() -> None:

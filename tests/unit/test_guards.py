@@ -107,6 +107,26 @@ def test_a_call_that_comes_later_does_not_overtake() -> None:
     assert small == pytest.approx(11)
 
 
+def test_the_more_urgent_of_those_that_wait_goes_first() -> None:
+    async def scenario(guards: Guards) -> list[float]:
+        running = asyncio.create_task(hold(guards, ONE, 10))
+        await asyncio.sleep(1)
+        later = [asyncio.create_task(hold(guards, ONE, 10, priority=priority)) for priority in (5, 9, 5, 0)]
+        return await asyncio.gather(running, *later)
+
+    assert on_loop(scenario) == pytest.approx([0, 20, 40, 30, 10])
+
+
+def test_the_more_urgent_goes_before_one_that_waits_for_its_moment() -> None:
+    async def scenario(guards: Guards) -> list[float]:
+        await hold(guards, requests(60), 0)
+        large = asyncio.create_task(hold(guards, requests(10), 0, priority=1))
+        await asyncio.sleep(5)
+        return [await hold(guards, requests(), 0), await large]
+
+    assert on_loop(scenario) == pytest.approx([5, 11])
+
+
 def test_one_that_cannot_wait_so_long_is_refused_at_once() -> None:
     async def scenario(guards: Guards) -> float:
         await hold(guards, requests(60), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,19 @@ def test_limits_may_be_of_all_there_is(tmp_path: Path) -> None:
 def test_a_pool_is_read_again_when_its_file_was_written(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL)
     first = pool(path)
+    assert pool(path) is first
+    path.write_text(replaced("0.94", "0.95"), encoding="utf-8")
+    os.utime(path, ns=(1, 1))
+    assert pool(path).capable("math", min_quality=0.95) == ["mini"]
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("models: [\n")])
+def test_a_pool_that_becomes_unusable_stays_as_it_was_where_it_was_read(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    path = written(tmp_path, SMALL)
+    first = pool(path)
+    spoil(path)
     assert pool(path) is first
     path.write_text(replaced("0.94", "0.95"), encoding="utf-8")
     os.utime(path, ns=(1, 1))

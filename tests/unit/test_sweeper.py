@@ -19,6 +19,7 @@ def decided(
     oldest_ms: int | None = None,
     alive: tuple[str, ...] = (),
     timeout_s: float | None = None,
+    stranded: tuple[str, ...] = (),
 ) -> Mend:
     return decide(
         [one],
@@ -27,6 +28,7 @@ def decided(
         grace_ms=GRACE,
         oldest_ms={"q": oldest_ms},
         timeouts_s={"7": timeout_s},
+        stranded=stranded,
     )
 
 
@@ -68,3 +70,8 @@ def test_an_old_ready_call_behind_older_messages_waits_its_turn() -> None:
 
 def test_an_old_ready_call_before_the_oldest_message_has_lost_its_own() -> None:
     assert decided(call("ready", NOW - 50_000), oldest_ms=NOW - 10_000).wake == ["7"]
+
+
+def test_an_old_ready_call_whose_message_nobody_takes_goes_elsewhere() -> None:
+    assert decided(call("ready", NOW - GRACE), oldest_ms=0, stranded=("7",)).wake == ["7"]
+    assert decided(call("ready", NOW - GRACE + 1), oldest_ms=0, stranded=("7",)).wake == []

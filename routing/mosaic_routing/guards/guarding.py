@@ -59,12 +59,15 @@ class Guards:
         if not backend.blocks:
             backend.listen(self.lines.ring)
 
-    def admit(self, need: Need, *, wait_s: float = LONGEST_S, permit: str = "") -> Admission:
+    def admit(
+        self, need: Need, *, wait_s: float = LONGEST_S, permit: str = "", priority: int = 0
+    ) -> Admission:
         """A context manager, sync and async, that a call runs in. Entering it waits until all that is needed is free.
 
         Args:
             wait_s: how long it may wait.
             permit: its name; default: a new one. One of a call makes sure that it is let through once.
+            priority: among those of this process that wait for the same; a lower one goes first.
 
         Raises:
             Limited: it cannot wait for so long. By entering.
@@ -72,7 +75,7 @@ class Guards:
             ServerError: the server is away, or full. By entering.
         """
         request = Request(permit=permit or uuid.uuid4().hex, need=need, expiry_ms=self.expiry_ms)
-        return Admission(self, request, wait_s=wait_s)
+        return Admission(self, request, wait_s=wait_s, priority=priority)
 
     def lease(self, permit: str, *, of: str, weight: int, expiry_s: float) -> None:
         """Counts a call that was sent somewhere, until anybody releases it by its name, or until the time is over.
@@ -166,13 +169,13 @@ class Permit:
 class Admission:
     """One call's way through the guards: `with` or `async with`, once."""
 
-    def __init__(self, guards: Guards, request: Request, *, wait_s: float) -> None:
-        self._guards, self._request, self._wait_s = guards, request, wait_s
+    def __init__(self, guards: Guards, request: Request, *, wait_s: float, priority: int) -> None:
+        self._guards, self._request, self._wait_s, self._priority = guards, request, wait_s, priority
         self._permit: Permit | None = None
         self._waited_s = 0.0
 
     def __enter__(self) -> Permit:
-        waiter, sent = ThreadWaiter(), None
+        waiter, sent = ThreadWaiter(self._priority), None
         with contextlib.closing(self._steps(waiter, time.monotonic)) as steps:
             try:
                 while self._permit is None:
@@ -190,7 +193,7 @@ class Admission:
         self._settle(error)
 
     async def __aenter__(self) -> Permit:
-        waiter, sent = TaskWaiter(), None
+        waiter, sent = TaskWaiter(self._priority), None
         with contextlib.closing(self._steps(waiter, asyncio.get_running_loop().time)) as steps:
             try:
                 while self._permit is None:

@@ -1,6 +1,7 @@
 """How the calls of a process wait for a limit: in a line for each, of which only the first asks again.
 
-So a free place costs one step, not one for each that waits, and nobody is overtaken by those who come later.
+So a free place costs one step, not one for each that waits, and nobody is overtaken by those who come later, unless
+they are more urgent.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from bisect import insort_right
+from operator import attrgetter
 from typing import Protocol
 
 LONGEST_S = 3_600.0
@@ -16,7 +18,13 @@ LONGEST_S = 3_600.0
 
 
 class Waiter(Protocol):
-    """Who stands in a line."""
+    """Who stands in a line.
+
+    Attributes:
+        priority: a lower one goes before.
+    """
+
+    priority: int
 
     def wake(self) -> None:
         """Has it look again; from any thread."""
@@ -28,7 +36,8 @@ class Waiter(Protocol):
 class ThreadWaiter:
     """A thread that waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -47,7 +56,8 @@ class ThreadWaiter:
 class TaskWaiter:
     """A task that waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
 
@@ -74,7 +84,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._lines: dict[str, deque[Waiter]] = {}
+        self._lines: dict[str, list[Waiter]] = {}
 
     def find(self, names: tuple[str, ...]) -> str | None:
         """The first of these for which there is a line."""
@@ -82,9 +92,12 @@ class Lines:
             return next((name for name in names if name in self._lines), None)
 
     def join(self, name: str, waiter: Waiter) -> None:
-        """Takes its place at the end."""
+        """Takes its place behind those that are as urgent; one that so becomes the first looks once more."""
         with self._mutex:
-            self._lines.setdefault(name, deque()).append(waiter)
+            line = self._lines.setdefault(name, [])
+            insort_right(line, waiter, key=attrgetter("priority"))
+            if line[0] is waiter and len(line) > 1:
+                waiter.wake()
 
     def leave(self, name: str, waiter: Waiter) -> None:
         """Gives its place up; where it was the first, the next looks."""
