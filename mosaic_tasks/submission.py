@@ -18,6 +18,8 @@ from mosaic_queues.errors import InputError, NotSerializable
 from mosaic_queues.ledger import KeyedRun, Ledger
 from mosaic_queues.transitions import Group, Release
 from mosaic_queues.values import encode, plain
+from mosaic_routing.pool import pool
+from mosaic_routing.queues import ROUTED
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.terms import Terms, without_terms
@@ -41,12 +43,15 @@ def submit_to(
         The run id; of the earlier run, when the idempotency key is known.
 
     Raises:
+        ConfigurationError: the router is to place calls, and the model pool cannot be read.
         InputError: the inputs do not fit, the terms make no sense, or the key stands for something else.
         ServerError: the server does not answer, is full, or its user lacks a right.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
     values = definition.validate_inputs(inputs or {})
     plan = terms.of(plan_for(definition))
+    if any(node.queue == ROUTED for node in plan.nodes):
+        pool()  # one that cannot be read is told here, and not by each who is to place a call
     with server_errors(ledger_url(app)):
         return open_run(process_for(app), plan, values, key=key)
 

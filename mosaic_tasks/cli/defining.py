@@ -13,7 +13,7 @@ from mosaic_tasks.cli.output import print_json
 from mosaic_tasks.inspection.wording import counted
 
 if TYPE_CHECKING:
-    from mosaic_tasks.definition.plan import Plan
+    from mosaic_tasks.definition.plan import AgentPlan, Plan
 
 
 class GraphFormat(StrEnum):
@@ -27,7 +27,8 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
     """Check a workflow file.
 
     Every problem is told with file, line, node and field. Agents without a model are taken to ask that of MOSAIC_MODEL,
-    as they would in a run. What may be a mistake is warned of. Exit code 0: it is right. 2: it is not.
+    as they would in a run. What may be a mistake is warned of, and what the model pool cannot satisfy.
+    Exit code 0: it is right. 2: it is not.
 
     \b
     Examples:
@@ -58,14 +59,22 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
+    for node in plan.nodes:
+        if node.agent is not None:
+            yield from (f"node {node.name!r}: {doubt}" for doubt in _doubts(node.agent))
+
+
+def _doubts(agent: AgentPlan) -> Iterator[str]:
+    """What is wrong with an agent by what is known here; a worker may have engines and a pool of its own."""
+    from mosaic_routing.pool import pool
     from mosaic_routing.queues import provider_of
+    from mosaic_routing.requirements import problems
     from mosaic_tasks.engines.registry import meant_engine
 
-    for node in plan.nodes:
-        model = None if node.agent is None else node.agent.model
-        if model and (meant := meant_engine(model)):
-            named = f"no engine is called {provider_of(model)!r} (model {model!r})"
-            yield f"node {node.name!r}: {named}; did you mean {meant!r}?"
+    if agent.requires is not None:
+        yield from problems(agent.requires, pool())
+    elif agent.model and (meant := meant_engine(agent.model)):
+        yield f"no engine is called {provider_of(agent.model)!r} (model {agent.model!r}); did you mean {meant!r}?"
 
 
 def graph(

@@ -17,6 +17,16 @@ def utf8(text: str | None) -> str | None:
     return text
 
 
+def duration(text: str | float) -> float:
+    """Reads a duration, in seconds."""
+    from mosaic_tasks.definition.grammar import seconds
+
+    try:
+        return seconds(float(text) if str(text).replace(".", "", 1).isdecimal() else text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", callback=utf8, help="Id of a run, as `mosaic run` prints it.")
@@ -28,9 +38,16 @@ OutputOption = Annotated[
 PATIENCE_S = 5.0
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", min=0, metavar="SECONDS", help="Bear a queue without worker for so long."),
+    typer.Option(
+        "--patience", metavar="DURATION", parser=duration, help="Bear a queue without worker for so long."
+    ),
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", min=0, metavar="SECONDS", help="Stop waiting after so long; the run goes on."),
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        parser=duration,
+        help="Stop waiting after so long: 90s, 5m; the run goes on.",
+    ),
 ]

@@ -20,6 +20,7 @@ from mosaic_tasks.cli.options import (
     PatienceOption,
     RunArgument,
     TimeoutOption,
+    duration,
     utf8,
 )
 from mosaic_tasks.cli.output import console, print_json, print_value, to_json
@@ -31,16 +32,6 @@ class Goal(StrEnum):
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     COST = "cost"
-
-
-def duration(text: str) -> float:
-    """Reads a duration, in seconds."""
-    from mosaic_tasks.definition.grammar import seconds
-
-    try:
-        return seconds(float(text) if text.replace(".", "", 1).isdecimal() else text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def urgency(text: str) -> int:

@@ -12,7 +12,7 @@ import typer
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.options import JsonOption, RunArgument, utf8
 from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
-from mosaic_tasks.inspection.wording import duration
+from mosaic_tasks.inspection.wording import dollars, duration
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
@@ -84,7 +84,7 @@ def _show_run(run: Run, *, as_json: bool) -> None:
     sent, received = (sum(node.tokens[side] for node in view.nodes) for side in (0, 1))
     if sent or received:
         cost = sum(node.cost_usd for node in view.nodes)
-        typer.echo(f"engines: {sent} tokens in, {received} out, {cost:.4f} USD where the price is known")
+        typer.echo(f"engines: {sent} tokens in, {received} out, {dollars(cost)} where the price is known")
     if hits := [node for node in view.nodes if node.cached_tokens]:
         rates = ", ".join(f"{node.name} {node.cached_tokens / node.tokens[0]:.0%}" for node in hits)
         typer.echo(f"prompt tokens from prefix caches: {rates}")

@@ -21,6 +21,7 @@ from mosaic_queues.errors import EngineError, EngineGone, EngineRefused, MosaicE
 from mosaic_queues.transitions import route_of
 from mosaic_routing.guards import GuardedCall, Limited, Need, Permit
 from mosaic_routing.pool import pool
+from mosaic_routing.serving import deployment_of
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.protocol import Usage
 from mosaic_tasks.engines.registry import engine_for
@@ -94,7 +95,8 @@ class Asking:
 
     def take_over(self, call: str, sent: Sent) -> None:
         """A call that this worker took from the queue of another is its own load from now on."""
-        here = f"{sent.deployment}@{self._process.facts.hostname}"
+        facts = self._process.facts
+        here = f"{deployment_of(facts.queues, sent.model) or sent.deployment}@{facts.hostname}"
         if not sent.is_provider and sent.decision.target != here:
             with suppress(ServerError):
                 count_at(here, self._process.guards, permit_of(self._run_id, call), sent.decision)

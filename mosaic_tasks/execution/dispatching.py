@@ -27,7 +27,7 @@ from mosaic_routing.guards.budgets import MICROS
 from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
 from mosaic_routing.lengths import Length
 from mosaic_routing.pool import API
-from mosaic_routing.queues import ROUTED
+from mosaic_routing.queues import ROUTED, hosting_queues
 from mosaic_routing.requirements import Requirement
 from mosaic_routing.router import Policy, PolicyName, route
 from mosaic_routing.targets import Ask, Decision, Target
@@ -205,7 +205,8 @@ class Dispatcher:
         self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
         self._hedges = self._hedges.with_call()
         target = fleet.target(decision.target)
-        return self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
+        sent = self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
+        return msgspec.structs.replace(sent, is_bound=target.deployment in fit.bound)
 
     def _waiting(self, ask: Ask, decision: Decision) -> Decision:
         """Nowhere now; of a call that limits held up, for as long as they say."""
@@ -296,9 +297,15 @@ class Dispatcher:
         decision = sent.decision
         reason = "; ".join(decision.reasons)
         if decision.target:
-            return Route(call, fleet.target(decision.target).queue, decision.target, reason, 0, sent.encode())
+            queue = _queue(fleet.target(decision.target), sent)
+            return Route(call, queue, decision.target, reason, 0, sent.encode())
         wait_s = min(max(decision.wait_s, NOWHERE_S), NOWHERE_MOST_S)
         return Route(call, ROUTED, "", reason, int(wait_s * 1000), sent.encode())
+
+
+def _queue(target: Target, sent: Sent) -> str:
+    """That of its worker, from which others of its model take what waits; of all of its class, where only those may."""
+    return hosting_queues(target.gpu_class, target.model)[-1] if sent.is_bound else target.queue
 
 
 def release_sent(process: Process, run_id: str) -> None:

@@ -33,10 +33,15 @@ LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
 
 
 class Fit(NamedTuple):
-    """What satisfies a requirement: names of deployments, or why there are none."""
+    """What satisfies a requirement: names of deployments, or why there are none.
+
+    Attributes:
+        bound: of these, those whose model another class hosts that does not satisfy it, and must not take its calls.
+    """
 
     deployments: tuple[str, ...]
     lacks: str = ""
+    bound: frozenset[str] = frozenset()
 
 
 class Fleet:
@@ -93,7 +98,12 @@ class Fleet:
         except ConfigurationError as error:  # the pool was changed since the run was submitted
             return Fit((), str(error))
         names = tuple(deployment.name for deployment in found.satisfying)
-        return Fit(names, "" if names else explain_misses(requirement, found))
+        return Fit(names, "" if names else explain_misses(requirement, found), self._bound(names))
+
+    def _bound(self, satisfying: Collection[str]) -> frozenset[str]:
+        hosted = {f"{report.gpu_class}/{report.model}": report.model for report, _ in self._engines}
+        others = {model for name, model in hosted.items() if name not in satisfying}
+        return frozenset(name for name in satisfying if hosted.get(name) in others)
 
     def _targets(self, capability: str) -> list[Target]:
         return targets(

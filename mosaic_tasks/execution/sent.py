@@ -24,6 +24,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         max_tokens: of the answer, where it is cut shorter than its agent says.
         straggles_after_s: 19 of 20 like it have ended by then.
         level: the priority of its message, and of its request in the engine.
+        is_bound: other classes host its model, and may not answer it.
         is_unserved: nowhere, and not for limits: no worker here could answer it.
     """
 
@@ -39,6 +40,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
     straggles_after_s: float = math.inf
     level: int = 0
+    is_bound: bool = False
     is_unserved: bool = False
 
     @property

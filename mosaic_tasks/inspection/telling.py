@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from mosaic_queues.events import Event
 from mosaic_queues.transitions import CLOSE, MAILBOX
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.inspection.wording import counted, duration, listed
+from mosaic_tasks.inspection.wording import counted, dollars, duration, listed
 
 
 class Teller:
@@ -108,7 +108,7 @@ def _cached(event: Event) -> str:
 
 
 def _cost(event: Event) -> str:
-    return "" if event.cost_usd is None else f", {event.cost_usd:.4f} USD"
+    return "" if event.cost_usd is None else f", {dollars(event.cost_usd)}"
 
 
 def call_name(plan: Plan, call: str) -> str:

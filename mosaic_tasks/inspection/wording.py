@@ -20,6 +20,11 @@ def duration(ms: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
 
 
+def dollars(usd: float) -> str:
+    """An amount of money: `0.2500 USD`; what one call of a small model costs needs two more places: `0.000039 USD`."""
+    return f"{usd:.4f} USD" if not 0 < usd < 0.01 else f"{usd:.6f} USD"
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 item`, `3 items`, `1,204 items`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -327,11 +328,44 @@ def dump(data: Any) -> str:
     return text
 
 
-def _told(document: Document, detail: dict[str, Any]) -> str:
-    place, said = document.place(detail["loc"]), detail["msg"].removeprefix("Value error, ")
-    where = f"{document.name}:{document.line(detail['loc'])}"
-    told = f"{said}, and it is {detail['input']!r:.80}" if detail["type"] != "value_error" else said
-    return ": ".join(part for part in (where, place, told) if part)
+def _told(document: Document, detail: dict[str, Any], model: type[BaseModel]) -> str:
+    path = tuple(step for step in detail["loc"] if step != "[key]")
+    where, place = f"{document.name}:{document.line(path)}", document.place(path)
+    return ": ".join(part for part in (where, place, _said({**detail, "loc": path}, model)) if part)
+
+
+def _said(detail: dict[str, Any], model: type[BaseModel]) -> str:
+    match detail["type"]:
+        case "missing":
+            return "it is missing"
+        case "extra_forbidden":
+            *around, name = detail["loc"]
+            return f"there is no such field{_meant(str(name), _fields_at(model, around))}"
+        case "value_error":
+            return str(detail["msg"]).removeprefix("Value error, ")
+    return f"{detail['msg']}, and it is {detail['input']!r:.80}"
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    if near := get_close_matches(name, known, n=1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are: {', '.join(known)}" if known else ""
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> dict[str, Any]:
+    """The fields that may stand at a place, by the names that files have for them."""
+    kind: Any = model
+    for step in path:  # a key or a position leads to no other type: `_fields` sees through one container
+        kind = _fields(kind).get(str(step), kind)
+    return _fields(kind)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    kinds = (each for each in (kind, *get_args(kind)) if isinstance(each, type))
+    models = [each for each in kinds if issubclass(each, BaseModel)]
+    return {
+        field.alias or name: field.annotation for each in models for name, field in each.model_fields.items()
+    }
 
 
 def read_model(path: Path, model: type[M], *, kind: str) -> M:
@@ -351,7 +385,8 @@ def read_model(path: Path, model: type[M], *, kind: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(_told(document, dict(detail)) for detail in error.errors(include_url=False))
+        found = error.errors(include_url=False)
+        problems = "\n".join(_told(document, dict(detail), model) for detail in found)
         raise ConfigurationError(f"the {kind} cannot be used: {problems}") from None
 
 

@@ -25,6 +25,14 @@ def hosted_model(queue: str) -> str | None:
     return found["model"] if found else None
 
 
+def deployment_of(queues: Iterable[str], model: str) -> str | None:
+    """As which deployment a worker of these queues hosts a model; None: it does not."""
+    for queue in queues:
+        if hosted_model(queue) == model and not queue.startswith(GPU_PREFIX):
+            return f"{queue.split('.')[1]}/{model}"
+    return None
+
+
 def unhosted(queues: Iterable[str], hosting: Collection[str]) -> list[str]:
     """Of the queues of a worker, those whose calls would fail there, since it does not host their models.
 
@@ -50,4 +58,4 @@ def _hosting(queue: str) -> str:
     return f"mosaic worker --class {gpu_class} --model SPEC (the model with the alias {found['model']!r})"
 
 
-__all__ = ["hosted_model", "unhosted", "untakable", "worker_commands"]
+__all__ = ["deployment_of", "hosted_model", "unhosted", "untakable", "worker_commands"]

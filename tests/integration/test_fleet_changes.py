@@ -1,17 +1,26 @@
-"""Providers whom nobody asks any more, and pools that change, while routed calls wait."""
+"""Providers whom nobody asks any more, pools that change while routed calls wait, classes that may not answer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from redis import Redis
 
+from mosaic_queues.documents import dump
+from mosaic_routing.guards import Query
+from mosaic_routing.inventory import EngineReport, publish
+from mosaic_routing.queues import direct_queue, hosting_queues
+from mosaic_routing.targets import Decision
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
+from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.bootsteps import Recovering
 from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.driver import drive
 from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.execution.sent import Sent
 from tests.integration.test_routing import models, workflow
 
 __all__ = ["models"]
@@ -65,3 +74,44 @@ def test_a_call_whose_model_left_the_pool_waits_and_says_so(process: Process, mo
     process.publish(run.id, process.plan_of(run.id), [("mosaic.routed", ["0"])])
     drive(process, run.id, ["0"])
     assert run.result(5) == "Forty-two."
+
+
+def hosted(client: Redis, gpu_class: str) -> None:
+    """A worker of this class reports that it hosts `sage`."""
+    queues = (*hosting_queues(gpu_class, "sage"), direct_queue(f"{gpu_class}@here"))
+    facts = {"fingerprint": "f", "gpu_class": gpu_class, "at_ms": 0, "slots": 4}
+    publish(client, EngineReport(holder=f"{gpu_class}/1/a", queues=queues, model="sage", **facts))
+
+
+@pytest.mark.parametrize(
+    ("requires", "queue"),
+    [("model: sage", "mosaic.direct.h100@here"), ("model: sage, architecture: hopper", "mosaic.h100.sage")],
+)
+def test_what_only_some_classes_may_answer_waits_where_no_other_takes_it(
+    models: Path, redis_client: Redis, requires: str, queue: str
+) -> None:
+    speeds = {"h100": 1_000, "l4": 10}
+    classes = {
+        name: {"speed": {"prefill_tokens_s": 1_000, "decode_tokens_s": speed}}
+        for name, speed in speeds.items()
+    }
+    sage = {"context_tokens": 4096, "hosting": {"spec": {"model": "any"}, "classes": classes}}
+    models.write_text(dump({"models": {"sage": sage}}))
+    for name in classes:
+        hosted(redis_client, name)
+    asks = Workflow.from_yaml(
+        f"name: asks\nnodes:\n  answer: {{agent: {{prompt: A question., requires: {{{requires}}}}}}}\noutput: answer\n"
+    )
+    (call,) = submit(asks, {}).live_calls()
+    assert call.queue == queue
+
+
+def test_a_call_that_was_taken_from_another_class_is_a_load_of_this_one(models: Path) -> None:
+    process = process_for(app)
+    process.start_liveness()
+    process.facts = replace(process.facts, hostname="me@here", queues=tuple(hosting_queues("l4", "sage")))
+    run = submit(workflow(), {})
+    asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
+    asking.take_over("0", Sent(Decision(target="h100/sage@there"), deployment="h100/sage"))
+    assert process.guards.read(Query(leases=("target:l4/sage@me@here",))).leases == ((1, 0),)
+    asking.release("0")

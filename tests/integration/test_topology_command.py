@@ -122,5 +122,5 @@ def test_a_worker_without_a_topology_that_can_be_read_does_not_start(
     assert worker.wait() == 1
     worker.kill()  # reads its log to the end
     (told,) = [line for line in worker.log.splitlines() if "worker.refused" in line]
-    assert "topology.yaml:1: field 'workers': Field required" in told
+    assert "topology.yaml:1: field 'workers': it is missing" in told
     assert "Traceback" not in worker.log

@@ -25,6 +25,7 @@ from mosaic_routing.inventory import EngineReport
 from mosaic_tasks.cli import application, checks, working
 from mosaic_tasks.cli.exits import ExitCode, told_errors
 from mosaic_tasks.cli.live import Board, Lines, chosen, display, render
+from mosaic_tasks.cli.options import duration
 from mosaic_tasks.cli.output import to_json
 from mosaic_tasks.cli.running import read_inputs
 from mosaic_tasks.definition.workflow import Workflow
@@ -122,6 +123,35 @@ def test_a_right_file_is_told_with_its_size(small: Path) -> None:
     assert (answer.exit_code, "right: workflow 'small', 2 nodes" in answer.stdout) == (0, True)
     told = json.loads(mosaic("validate", str(small), "--json").stdout)
     assert (told["nodes"], told["output"]) == (["first", "last"], "last")
+
+
+IMPOSSIBLE = """
+name: small
+nodes:
+  first: {agent: {prompt: Hello, requires: {min_memory_gb: 80, classes: l4}}}
+  last: {agent: {prompt: "{{ first }}", model: "pool:lama-3.1-8b"}}
+output: last
+"""
+
+
+def test_what_the_model_pool_cannot_satisfy_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "impossible.yaml"
+    path.write_text(IMPOSSIBLE)
+    answer = mosaic("validate", str(path))
+    contradictory, unknown = answer.stderr.splitlines()
+    assert answer.exit_code == 0
+    assert "'first': these requirements contradict each other: min_memory_gb 80, classes l4" in contradictory
+    assert "'last': the model pool has no model 'lama-3.1-8b'; did you mean 'llama-3.1-8b'?" in unknown
+
+
+@pytest.mark.parametrize(
+    ("option", "told"), [("soon", "'soon' is no duration"), ("-1", "'-1' is no duration")]
+)
+def test_how_long_to_wait_is_a_duration(option: str, told: str) -> None:
+    answer = mosaic("result", "0193", "--wait", "--timeout", option)
+    assert answer.exit_code == ExitCode.USAGE
+    assert told in answer.stderr
+    assert duration("1m") == duration(60.0) == duration("60") == 60
 
 
 MODELS = """
@@ -350,7 +380,10 @@ def test_a_worker_that_would_not_host_what_it_serves_is_refused_with_the_one_tha
         ),
         (["--gpu", "h100"], "--class: it is for a worker that hosts a model; name that too: --model SPEC"),
         (["--engine-option", "a=1"], "--engine-option: it is for a worker that hosts a model"),
-        (["--gpu", "h100", "--model", "m"], "--class: no NVIDIA GPU here: it is on holiday; to compute on the"),
+        (
+            ["--gpu", "h100", "--model", "m"],
+            "--class: no NVIDIA GPU here: it is on holiday; to compute on the",
+        ),
     ],
 )
 def test_a_gpu_that_cannot_be_is_told(words: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,9 +582,13 @@ def test_an_event_is_told_by_the_names_of_its_nodes() -> None:
     assert lines[-1].split() == ["400", "ms", "closed", "done"]
 
 
-def test_usage_is_told_in_tokens_and_money() -> None:
-    [event] = Story().tell(5, "usage", "0", detail="openai:m", tokens=(9, 2), cost_usd=0.25).events  # type: ignore[arg-type]
-    assert "commits  openai:m: 9 tokens in, 2 out, 0.2500 USD" in event_line(report_plan(), event, START_MS)
+@pytest.mark.parametrize(
+    ("usd", "told"), [(0.25, "0.2500 USD"), (0.0, "0.0000 USD"), (0.000039, "0.000039 USD")]
+)
+def test_usage_is_told_in_tokens_and_money(usd: float, told: str) -> None:
+    [event] = Story().tell(5, "usage", "0", detail="openai:m", tokens=(9, 2), cost_usd=usd).events  # type: ignore[arg-type]
+    line = event_line(report_plan(), event, START_MS)
+    assert line.endswith(f"commits  openai:m: 9 tokens in, 2 out, {told}")
 
 
 def shown(story: Story) -> list[str]:

@@ -150,7 +150,12 @@ def replaced(old: str, new: str) -> str:
         (replaced("input: 0.15", "input: -1"), 19, "models.mini.price.input", "greater than or equal to 0"),
         (replaced("input: 0.15", "input: .inf"), 19, "models.mini.price.input", "finite number"),
         (replaced("[bf16]", "[bf61]"), 8, "models.llama-8b.formats[0]", "'bf16'"),
-        (replaced("price: {input: 0.1,", "prize: {input: 0.1,"), 7, "models.llama-8b.prize", "not permitted"),
+        (
+            replaced("price: {input: 0.1,", "prize: {input: 0.1,"),
+            7,
+            "models.llama-8b.prize",
+            "did you mean 'price'?",
+        ),
         (replaced("version: 1", "version: 2"), 2, "version", "should be 1"),
         (replaced("decode_tokens_s: 16", "decode_tokens_s: 0"), 12, "decode_tokens_s", "greater than 0"),
         (

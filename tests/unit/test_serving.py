@@ -6,7 +6,7 @@ import pytest
 
 from mosaic_queues.errors import NoWorker
 from mosaic_routing.queues import hosting_queues, queue_for
-from mosaic_routing.serving import hosted_model, unhosted, worker_commands
+from mosaic_routing.serving import deployment_of, hosted_model, unhosted, worker_commands
 from mosaic_tasks.client import no_worker
 
 HOSTING = "mosaic worker --class {} --model SPEC (the model with the alias 'llama-3.1-8b')"
@@ -59,3 +59,9 @@ def test_the_model_of_a_queue(queue: str, model: str | None) -> None:
     assert hosted_model(queue) == model
     assert unhosted([queue], []) == ([queue] if model else [])
     assert unhosted([queue], [queue]) == []
+
+
+def test_the_queues_of_a_worker_tell_as_which_deployment_it_hosts_a_model() -> None:
+    queues = ["mosaic.cpu", *hosting_queues("l4", "qwen"), *hosting_queues("h100", "llama-3.1-8b")]
+    assert deployment_of(queues, "llama-3.1-8b") == "h100/llama-3.1-8b"
+    assert deployment_of(["mosaic.direct.llama-3.1-8b", "mosaic.api.x"], "llama-3.1-8b") is None

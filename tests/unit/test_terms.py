@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mosaic_queues.errors import DefinitionError, InputError
+from mosaic_queues.errors import ConfigurationError, DefinitionError, InputError
+from mosaic_queues.settings import settings
 from mosaic_routing.queues import ROUTED
 from mosaic_routing.requirements import Requirement
-from mosaic_tasks import Flow, Workflow, agent, compile_workflow
+from mosaic_tasks import Flow, Workflow, agent, compile_workflow, submit
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.terms import Terms, without_terms
 from mosaic_tasks.execution.prepared import PreparedPlan
@@ -101,3 +103,16 @@ def test_the_shape_of_a_plan_tells_who_waits_for_a_node() -> None:
     prepared = PreparedPlan("hash", compile_workflow(Workflow.from_yaml(text)))
     assert [prepared.fan_out(number) for number in range(3)] == [2, 1, 0]
     assert [prepared.depth(number) for number in range(3)] == [3, 2, 1]
+
+
+def test_a_pool_that_cannot_be_read_is_told_before_a_run_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOSAIC_MODELS", str(tmp_path / "none.yaml"))
+    settings.cache_clear()
+    workflow = Workflow.from_yaml(
+        "name: w\nnodes:\n  a: {agent: {prompt: x, model: 'pool:sage'}}\noutput: a\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"none\.yaml"):
+        submit(workflow)
+    settings.cache_clear()

@@ -58,9 +58,15 @@ HEAD = "version: 1\nworkers:\n"
     [
         ("version: 2\nworkers:\n" + CPU, 1, "version", "should be 1"),
         ("version: 1\nworkers: []\n", 2, "workers", "at least 1 item"),
-        ("workers:\n" + CPU, 1, "version", "Field required"),
-        (HEAD + CPU + "works: 1\n", 4, "works", "Extra inputs are not permitted"),
-        (HEAD + "  - {class: cpu, queues: [a]}\n", 3, "workers[0].name", "Field required"),
+        ("workers:\n" + CPU, 1, "version", "it is missing"),
+        (HEAD + CPU + "works: 1\n", 4, "works", "there is no such field; did you mean 'workers'?"),
+        (
+            HEAD + "  - {name: a, clas: cpu, queues: [a]}\n",
+            3,
+            "workers[0].clas",
+            "there is no such field; did you mean 'class'?",
+        ),
+        (HEAD + "  - {class: cpu, queues: [a]}\n", 3, "workers[0].name", "it is missing"),
         (HEAD + "  - {name: A, class: cpu, queues: [a]}\n", 3, "workers[0].name", "match pattern"),
         (HEAD + "  - {name: a, class: H100, queues: [a]}\n", 3, "workers[0].class", "match pattern"),
         (HEAD + "  - {name: a, class: api.openai, queues: [a]}\n", 3, "workers[0].class", "match pattern"),
