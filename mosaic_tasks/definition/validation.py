@@ -304,7 +304,9 @@ class _Checker:
         self._check_model(agent.model, (*self._at, "agent", "model"))
         for name in agent.requires.near if agent.requires is not None else ():
             if name not in self.numbers and name not in self.broken:
-                self._report(f"no node {name!r}{did_you_mean(name, self.numbers)}", "agent", "requires", "near")
+                self._report(
+                    f"no node {name!r}{did_you_mean(name, self.numbers)}", "agent", "requires", "near"
+                )
         if agent.requires is not None and agent.model and not agent.model.startswith(f"{POOL}:"):
             self._report(
                 f"{agent.model!r} says who answers, and `requires` leaves that to the router; remove one of them, or "
