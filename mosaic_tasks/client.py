@@ -275,7 +275,10 @@ class Run:
                 break
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise WaitTimeout(f"run {self.id} is not over after {timeout_s:g} s; it goes on")
+                raise WaitTimeout(
+                    f"run {self.id} is not over after {timeout_s:g} s; it goes on; mosaic explain {self.id} "
+                    "tells what it waits for"
+                )
             unserved = self.unserved_queues() if no_worker_s is not None else []
             unserved_since = (unserved_since or now) if unserved else None
             if unserved_since is not None and now - unserved_since >= (no_worker_s or 0.0):

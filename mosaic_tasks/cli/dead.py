@@ -93,7 +93,12 @@ def requeue(ids: IdsArgument = None, every: AllOption = False, as_json: JsonOpti
         some = [letter for letter in chosen if letter.message is not None or not every]
         return [letter.id for letter in some if letters.requeue(letter)]
 
-    _tell(_with_letters(act), "put back", as_json=as_json)
+    done = _with_letters(act)
+    _tell(done, "put back", as_json=as_json)
+    if done and not as_json:
+        typer.echo(
+            "next: a worker of their queues takes them up; what still nobody can work on comes back here"
+        )
 
 
 @dead.command()

@@ -19,12 +19,25 @@ def utf8(text: str | None) -> str | None:
 
 def duration(text: str | float) -> float:
     """Reads a duration, in seconds."""
-    from mosaic_tasks.definition.grammar import seconds
+    from mosaic_tasks.definition.parts import seconds
 
     try:
         return seconds(float(text) if str(text).replace(".", "", 1).isdecimal() else text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def dollars(text: str | float) -> float:
+    """Reads an amount of US dollars."""
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < float("inf"):
+        raise typer.BadParameter(
+            f"{text!r} is no amount of money; write US dollars as a number, such as 0.50"
+        )
+    return amount
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

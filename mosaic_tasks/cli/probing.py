@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_tasks.cli.exits import ExitCode
-from mosaic_tasks.cli.options import JsonOption
+from mosaic_tasks.cli.options import JsonOption, duration
 from mosaic_tasks.cli.output import print_json
 from mosaic_tasks.inspection.wording import counted
 
@@ -74,7 +74,9 @@ def _answer(question: Question, is_well: bool | None, reason: str, *, as_json: b
 def drain(
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", min=0, metavar="SECONDS", help="Stop waiting after so long."),
+        typer.Option(
+            "--timeout", metavar="DURATION", parser=duration, help="Stop waiting after so long: 90s, 5m."
+        ),
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,7 +88,7 @@ def drain(
     \b
     Examples:
       mosaic drain
-      mosaic drain --timeout 600
+      mosaic drain --timeout 5m
     """
     from mosaic_queues.liveness import live_processes
 

@@ -20,6 +20,7 @@ from mosaic_tasks.cli.options import (
     PatienceOption,
     RunArgument,
     TimeoutOption,
+    dollars,
     duration,
     utf8,
 )
@@ -92,7 +93,7 @@ def run(
         ),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(metavar="USD", min=0.0, help="US dollars that the run may cost.")
+        float | None, typer.Option(metavar="USD", parser=dollars, help="US dollars that the run may cost.")
     ] = None,
     timeout_s: TimeoutOption = None,
     patience_s: PatienceOption = PATIENCE_S,

@@ -109,12 +109,12 @@ def _queue_table(found: Topology) -> Table:
 def _tell(report: Report, file: str) -> None:
     out = console()
     for problem in report.contradictions:
-        out.print(f"wrong: {problem}", soft_wrap=True)
+        out.print(f"wrong: {problem}", soft_wrap=not out.is_terminal)
     if report.gaps:
         named = ", ".join(gap.model for gap in report.gaps)
         out.print(
             f"note: agents that name one of these as pool:NAME wait, no group answers: {named}",
-            soft_wrap=True,
+            soft_wrap=not out.is_terminal,
         )
     if not report.contradictions:
         out.print(f"{file} contradicts neither itself nor the model pool", soft_wrap=True)

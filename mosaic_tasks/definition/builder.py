@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_routing.targets import Objective
-from mosaic_tasks.definition.grammar import AgentSpec
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.references import Path, Reference
 from mosaic_tasks.definition.schemas import schema_of
 from mosaic_tasks.definition.tools import target_of

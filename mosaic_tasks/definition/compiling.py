@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ from mosaic_routing.queues import POOL, ROUTED, queue_for
 from mosaic_routing.requirements import Requirement
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.edges import batch_of
-from mosaic_tasks.definition.grammar import AgentSpec, Defaults, FailureRule, Node, RetryRule
+from mosaic_tasks.definition.grammar import Defaults, FailureRule, Node, RetryRule
+from mosaic_tasks.definition.mixing import Parts, mixed
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import AgentPlan, NodePlan, Plan, Retry, link
 from mosaic_tasks.definition.tools import ToolOptions
 from mosaic_tasks.definition.validation import Facts
@@ -53,6 +56,19 @@ def _compiled(workflow: Workflow, default_model: str | None, import_tools: bool)
         for (name, node), facts in zip(workflow.nodes.items(), analysis.facts, strict=True)
     ]
     output = list(workflow.nodes).index(workflow.output)
+    for number, (node, facts) in enumerate(zip(workflow.nodes.values(), analysis.facts, strict=True)):
+        if node.mixture is not None:
+            parts = Parts(
+                node.mixture,
+                nodes[number],
+                number=number,
+                first=len(nodes),
+                schema=facts.agent_schema,
+                agents=partial(_agent_plan, model=model),
+                queues=partial(_queue, node.model_copy(update={"queue": None}), _NO_OPTIONS, defaults),
+            )
+            nodes[number], asked = mixed(parts)
+            nodes += asked
     linked = link(workflow.name, nodes, output=output, inputs_schema=workflow.inputs_schema)
     return msgspec.structs.replace(
         linked, objective=workflow.objective, deadline_s=workflow.deadline, budget_usd=workflow.budget
@@ -62,7 +78,7 @@ def _compiled(workflow: Workflow, default_model: str | None, import_tools: bool)
 def _node_plan(name: str, node: Node, facts: Facts, defaults: Defaults, model: str | None) -> NodePlan:
     options = facts.spec.options if facts.spec is not None else _NO_OPTIONS
     failure = node.on_failure or defaults.on_failure or _FAIL
-    agent = _agent_plan(node.agent, facts, model) if node.agent is not None else None
+    agent = _agent_plan(node.agent, facts.agent_schema, model) if node.agent is not None else None
     return NodePlan(
         name=name,
         kind=node.kind,
@@ -94,19 +110,19 @@ def _queue(node: Node, options: ToolOptions, defaults: Defaults, agent: AgentPla
     if agent is not None and agent.requires is not None:
         return node.queue or ROUTED
     named = node.queue or options.queue or defaults.queue
-    return named or queue_for(node.kind, agent.model if agent is not None else None)
+    return named or queue_for("agent" if agent is not None else "tool", agent.model if agent else None)
 
 
 def _retry(rule: RetryRule | None) -> Retry:
     return _ONCE if rule is None else Retry(rule.attempts, rule.delay, rule.factor, rule.max_delay)
 
 
-def _agent_plan(agent: AgentSpec, facts: Facts, model: str | None) -> AgentPlan:
+def _agent_plan(agent: AgentSpec, schema: dict[str, Any] | None, model: str | None) -> AgentPlan:
     return AgentPlan(
         prompt=agent.prompt,
         system=agent.system,
         model=agent.model or model,
-        output_schema=facts.agent_schema,
+        output_schema=schema,
         temperature=agent.temperature,
         top_p=agent.top_p,
         max_tokens=agent.max_tokens,

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mosaic_queues.documents import path_text
 from mosaic_tasks.definition.grammar import Node
+from mosaic_tasks.definition.mixtures import MixtureSpec
 from mosaic_tasks.definition.plan import Edge
 from mosaic_tasks.definition.validation import Facts
 from mosaic_tasks.definition.workflow import Workflow
 
-_SHAPES = {"tool": ("[", "]"), "task": ("[[", "]]"), "agent": ("([", "])")}
+_SHAPES = {"tool": ("[", "]"), "task": ("[[", "]]"), "agent": ("([", "])"), "mixture": ("{{", "}}")}
 _WIDTH = 60
 
 
@@ -69,8 +70,18 @@ def _escaped(text: str) -> str:
 def _does(node: Node) -> str:
     """What the node runs, in a few words."""
     if node.agent is not None:
-        return f"agent {_printable(node.agent.model)}" if node.agent.model else "agent"
+        needs = f"requires {node.agent.requires}" if node.agent.requires is not None else ""
+        return _shortened(" ".join(filter(None, ("agent", node.agent.model, needs))))
+    if node.mixture is not None:
+        return _printable(f"mixture of {_experts(node.mixture)}")
     return _printable(f"{node.kind} {node.tool or node.task}")
+
+
+def _experts(mixture: MixtureSpec) -> str:
+    if mixture.select is not None:
+        return f"{mixture.select.count} experts in {mixture.select.capability}"
+    samples = [(e.name, e.samples or mixture.samples) for e in mixture.named()]
+    return _shortened(", ".join(f"{count} x {name}" if count > 1 else name for name, count in samples))
 
 
 def _inner(reference: str) -> str:

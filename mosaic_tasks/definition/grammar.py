@@ -6,65 +6,18 @@ equal objects however they were written.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
 
-from mosaic_routing.requirements import Requirement, read_requirement
 from mosaic_routing.targets import Objective
+from mosaic_tasks.definition.mixtures import MixtureSpec
+from mosaic_tasks.definition.parts import AgentSpec, Duration, Part
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import TYPES
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_NO_DURATION = "is no duration; write a number of seconds or a text like '90s', '5m', '1h'"
-_MAX_DURATION_S = 366 * 86_400.0
 
-
-def seconds(value: Any) -> float:
-    """A duration in seconds, from a number or a text such as `90s`, `5m`, `1h`.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"{value!r} {_NO_DURATION}")
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise ValueError(f"{value!r} {_NO_DURATION}")
-        value = float(match[1]) * _UNITS[match[2]]
-    if not 0 <= value <= _MAX_DURATION_S:
-        raise ValueError(f"{value!r} s is no duration between 0 and 366 days")
-    return float(value)
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(seconds),
-    WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION.pattern}]}
-    ),
-]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RetryRule(_Part):
+class RetryRule(Part):
     """How often a call is tried, and the pauses between: `delay * factor**(n - 1)`, at most `max_delay`."""
 
     attempts: int = Field(default=1, ge=1, le=1000, description="tries, the first included")
@@ -77,7 +30,7 @@ def _retry(value: Any) -> Any:
     return {"attempts": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-class FailureRule(_Part):
+class FailureRule(Part):
     """What a node that failed for good does to the run."""
 
     action: Literal["fail", "skip", "default"] = "fail"
@@ -122,7 +75,7 @@ Failure = Annotated[
 ]
 
 
-class EdgeRule(_Part):
+class EdgeRule(Part):
     """When a node may start that reads from another, and what it sees.
 
     `final`: when that one closed; `fields`: when these parts of its output are complete; `stream`: at its first chunk,
@@ -148,7 +101,7 @@ class EdgeRule(_Part):
         return value
 
 
-class BatchRule(_Part):
+class BatchRule(Part):
     """How a node that reads a stream takes its chunks: whatever is there, within these bounds."""
 
     min_items: int = Field(default=1, ge=1, description="wait for so many, but no longer than max_wait")
@@ -189,68 +142,11 @@ Input = Annotated[
 ]
 
 
-def _texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+NodeKind = Literal["tool", "task", "agent", "mixture"]
+KINDS: tuple[NodeKind, ...] = ("tool", "task", "agent", "mixture")
 
 
-Texts = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_texts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
-
-
-def _requirement(value: Any) -> Any:
-    return value if value is None or isinstance(value, Requirement) else read_requirement(value)
-
-
-def _requirement_schema() -> dict[str, Any]:
-    (whole,), parts = msgspec.json.schema_components([Requirement], ref_template="{name}")
-    schema: dict[str, Any] = parts[whole["$ref"]]
-    memory = {"anyOf": [{"type": "null"}, parts["MemoryNeed"]], "default": None}
-    return {**schema, "properties": {**schema["properties"], "memory": memory}}
-
-
-Requires = Annotated[
-    Requirement,
-    PlainValidator(_requirement),
-    PlainSerializer(msgspec.to_builtins),
-    WithJsonSchema(_requirement_schema()),
-]
-
-
-class AgentSpec(_Part):
-    """An agent: prompts (Jinja), the schema of its answer, and how it is sampled."""
-
-    prompt: str = Field(
-        description="Jinja template; sees node ids, `inputs`, the item, and the node's `with`"
-    )
-    system: str = Field(default="", description="Jinja template of the system message")
-    output: str | dict[str, Any] | None = Field(
-        default=None,
-        description="JSON Schema of the answer, or `module:Model`; without it the answer is text",
-    )
-    model: str | None = Field(
-        default=None,
-        description="PROVIDER:NAME, such as openai:gpt-5; pool:NAME: the router picks who answers",
-    )
-    requires: Requires | None = Field(
-        default=None, description="what a model and its GPU must have; the router picks who answers"
-    )
-    temperature: float | None = Field(default=None, ge=0, le=10)
-    top_p: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="draw from the likeliest tokens that together have this probability",
-    )
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    stop: Texts = ()
-    adapter: str = Field(default="", description="a LoRA adapter that the model's workers host")
-
-
-class Defaults(_Part):
+class Defaults(Part):
     """What nodes use that do not say otherwise."""
 
     retry: Retry | None = None
@@ -260,12 +156,13 @@ class Defaults(_Part):
     on_failure: Failure | None = None
 
 
-class Node(_Part):
-    """One step: exactly one of `tool`, `task` and `agent`, and how it runs."""
+class Node(Part):
+    """One step: exactly one of `tool`, `task`, `agent` and `mixture`, and how it runs."""
 
     tool: str | None = Field(default=None, description="module:function")
     task: str | None = Field(default=None, description="name of a Celery task of your app")
     agent: AgentSpec | None = None
+    mixture: MixtureSpec | None = Field(default=None, description="several experts, and when it is enough")
     arguments: dict[str, Any] = Field(default_factory=dict, alias="with", description="arguments by name")
     for_each: str | None = Field(
         default=None, description="reference to a list: one call for each of its items"
@@ -292,19 +189,19 @@ class Node(_Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Node:
-        named = [kind for kind in ("tool", "task", "agent") if getattr(self, kind) is not None]
+        named = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(named) != 1:
             told = f"it has {' and '.join(named)}" if named else "it has none of them"
-            raise ValueError(f"a node has exactly one of tool, task and agent; {told}")
+            raise ValueError(f"a node has exactly one of tool, task, agent and mixture; {told}")
         return self
 
     @property
-    def kind(self) -> Literal["tool", "task", "agent"]:
-        """Which of the three it is."""
-        return "tool" if self.tool is not None else "task" if self.task is not None else "agent"
+    def kind(self) -> NodeKind:
+        """Which of the four it is."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
 
-class Definition(_Part):
+class Definition(Part):
     """A whole workflow, as data."""
 
     name: str = Field(
@@ -327,7 +224,6 @@ class Definition(_Part):
 
 
 __all__ = [
-    "AgentSpec",
     "BatchRule",
     "Defaults",
     "Definition",
@@ -335,5 +231,4 @@ __all__ = [
     "FailureRule",
     "Node",
     "RetryRule",
-    "seconds",
 ]

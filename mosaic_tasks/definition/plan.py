@@ -16,8 +16,9 @@ import msgspec
 
 from mosaic_routing.requirements import Requirement
 from mosaic_routing.targets import Objective
+from mosaic_tasks.mixtures.mixture import Mixture
 
-NodeKind = Literal["tool", "task", "agent"]
+NodeKind = Literal["tool", "task", "agent", "mixture"]
 OnFailure = Literal["fail", "skip", "default"]
 
 INPUTS = -1
@@ -34,7 +35,7 @@ class Ref(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="ref"):
 
 
 Path = tuple[str | int, ...]
-EdgeKind = Literal["fields", "stream", "for_each"]
+EdgeKind = Literal["fields", "stream", "for_each", "answers"]
 
 
 class Edge(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -42,6 +43,7 @@ class Edge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     closed.
 
     Attributes:
+        kind: `answers`: those of an expert, as a mixture reads them.
         paths: the parts; of `for_each` exactly one, the list; the empty path is the whole output.
         stable: it starts when the producer closed all the same.
         by: of a text's `stream`: it is read sentence by sentence.
@@ -76,6 +78,7 @@ class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         requires: what a deployment needs to answer for it, where the router picks one; its `model` is then no engine's.
+        logprobs: the probabilities of its tokens are of use.
     """
 
     prompt: str
@@ -89,6 +92,7 @@ class AgentPlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     stop: tuple[str, ...] = ()
     adapter: str = ""
     requires: Requirement | None = None
+    logprobs: bool = False
 
 
 class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -109,6 +113,8 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         batch: of a node that reads pieces.
         publishes: its chunks are published: `text` or `item`; empty: it gives all at its end.
         announces: the parts of its output that joins wait for.
+        mixture: whom it asks, and what becomes of the answers.
+        asked_by: the mixture whose expert, verifier or aggregator it is: its calls are made by that one alone.
     """
 
     name: str
@@ -132,6 +138,8 @@ class NodePlan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     batch: Batch = Batch()
     publishes: Literal["", "text", "item"] = ""
     announces: tuple[tuple[Path, tuple[int, ...]], ...] = ()
+    mixture: Mixture | None = None
+    asked_by: int | None = None
 
     @property
     def is_mailbox(self) -> bool:
@@ -235,7 +243,7 @@ def link(
     """Joins the nodes by their `deps` and returns the plan. Costs O(nodes + edges)."""
     members: dict[tuple[Wait, ...], list[int]] = {}
     for number, node in enumerate(nodes):
-        if waits := node.waits_for():
+        if node.asked_by is None and (waits := node.waits_for()):
             members.setdefault(waits, []).append(number)
     last = tuple((number, None) for number in sinks(nodes))
     joins = [Join(len(waits), tuple(waiting)) for waits, waiting in members.items()]
@@ -259,7 +267,9 @@ def link(
             for number, node in enumerate(nodes)
         ),
         joins=tuple(joins),
-        roots=tuple(number for number, node in enumerate(nodes) if not node.waits_for()),
+        roots=tuple(
+            number for number, node in enumerate(nodes) if node.asked_by is None and not node.waits_for()
+        ),
         output=output,
         inputs_schema=inputs_schema or {},
     )

@@ -16,7 +16,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mosaic_queues.errors import BindingError, DefinitionError
 from mosaic_tasks.definition.folding import FoldOptions, fold_options
-from mosaic_tasks.definition.grammar import AgentSpec, RetryRule
+from mosaic_tasks.definition.grammar import RetryRule
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import ANY, Schema, schema_of
 

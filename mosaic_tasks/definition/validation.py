@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mosaic_queues.errors import DefinitionError, NotSerializable
+from mosaic_queues.errors import ConfigurationError, DefinitionError, NotSerializable
 from mosaic_queues.settings import settings
 from mosaic_queues.values import encode as stored
 from mosaic_routing.queues import POOL
 from mosaic_tasks.definition.edges import SO_FAR, EdgeReader, Publishes, publishes
-from mosaic_tasks.definition.grammar import AgentSpec, Definition, Node
+from mosaic_tasks.definition.grammar import Definition, Node
 from mosaic_tasks.definition.loading import Problem, too_large
+from mosaic_tasks.definition.mixing import experts_of, prompts_of
+from mosaic_tasks.definition.mixtures import MixtureSpec
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Edge, Ref, decode_ref
 from mosaic_tasks.definition.references import (
     Path,
@@ -40,6 +43,7 @@ from mosaic_tasks.definition.schemas import (
 )
 from mosaic_tasks.definition.templates import RESERVED_NAMES, TemplateProblem, reads_of
 from mosaic_tasks.definition.tools import ToolSpec, model_schema, resolve_tool
+from mosaic_tasks.mixtures.mixture import ASKED_NAMES
 
 _ID = re.compile(r"[a-z][a-z0-9_]*")
 _MODEL = re.compile(r"extractive(:.*)?|[a-z][a-z0-9_-]*:.+")
@@ -153,13 +157,12 @@ class _Checker:
                 self._report(reason)
 
     def _check_model(self, model: str | None, path: Path) -> None:
-        if model is not None and not _MODEL.fullmatch(model):
-            self.problems.append(
-                Problem(
-                    path,
-                    f"{model!r} is no model; write PROVIDER:NAME such as 'openai:gpt-5', or 'extractive'",
-                )
-            )
+        if model is None or _MODEL.fullmatch(model):
+            return
+        told = f"{model!r} is no model; write PROVIDER:NAME such as 'openai:gpt-5', or 'extractive'"
+        if model == f"{POOL}:":
+            told = f"{model!r} lacks a name; write {POOL}:NAME with a model of the pool, such as 'pool:llama-3.1-8b'"
+        self.problems.append(Problem(path, told))
 
     def _checked_node(self, name: str, node: Node) -> Facts:
         """The facts of one node; problems in names and syntax are reported."""
@@ -174,6 +177,8 @@ class _Checker:
             self._read_template(facts, node.when, ("when",))
         if node.agent is not None:
             self._check_agent(facts, node.agent)
+        if node.mixture is not None:
+            self._check_mixture(facts, node, node.mixture)
         self._check_after(node.after)
         if self.import_tools and node.tool is not None:
             facts.spec = self._spec(node.tool)
@@ -200,7 +205,7 @@ class _Checker:
             self._check_storable(getattr(node, option), option)
         if node.on_failure is not None:
             self._check_storable(node.on_failure.default, "on_failure", "default")
-        for part, rule in (("agent", node.agent), ("batch", node.batch)):
+        for part, rule in (("agent", node.agent), ("mixture", node.mixture), ("batch", node.batch)):
             for name, value in rule or ():
                 self._check_storable(value, part, name)
 
@@ -287,12 +292,18 @@ class _Checker:
                 self._report(
                     f"{name!r} is the item, which `when` cannot see: it decides on the whole node", *where
                 )
-            elif name == SO_FAR and any(rule.kind == "stream" for rule in self._node.edges.values()):
+            elif not condition and self._is_given_later(name):
                 continue
             elif name in self.numbers or name == "inputs" or self._is_item(name):
                 facts.names[name] = Ref(self._number(Reference(name), where))
             else:
                 self._report_unknown(name, where, given)
+
+    def _is_given_later(self, name: str) -> bool:
+        """Whether a template sees that name once its call is made: what it said so far, or what a mixture asks."""
+        if self._node.mixture is not None:
+            return name in ASKED_NAMES
+        return name == SO_FAR and any(rule.kind == "stream" for rule in self._node.edges.values())
 
     def _is_item(self, name: str) -> bool:
         return self._node.for_each is not None and name == self._node.item_name
@@ -314,19 +325,55 @@ class _Checker:
                 "agent",
                 "model",
             )
-        if isinstance(agent.output, dict):
-            facts.agent_schema = agent.output
-            reason = schema_problem(agent.output)
-            if reason:
-                self._report(reason, "agent", "output")
-        elif agent.output is not None:
-            self._read_model(facts, agent.output)
+        self._read_output(facts, agent.output, "agent")
 
-    def _read_model(self, facts: Facts, target: str) -> None:
+    def _read_output(self, facts: Facts, output: str | dict[str, Any] | None, part: str) -> None:
+        if isinstance(output, dict):
+            facts.agent_schema = output
+            reason = schema_problem(output)
+            if reason:
+                self._report(reason, part, "output")
+        elif output is not None:
+            self._read_model(facts, output, part)
+
+    def _read_model(self, facts: Facts, target: str, part: str) -> None:
         try:
             facts.agent_schema = model_schema(target)
         except DefinitionError as error:
-            self._report(str(error), "agent", "output")
+            self._report(str(error), part, "output")
+
+    def _check_mixture(self, facts: Facts, node: Node, mixture: MixtureSpec) -> None:
+        for text, place in prompts_of(mixture):
+            self._read_template(facts, text, ("mixture", *place))
+        for model, place in _models_of(mixture):
+            self._check_model(model, (*self._at, "mixture", *place))
+        self._read_output(facts, mixture.output, "mixture")
+        if node.for_each is not None:
+            self._report(
+                "a mixture answers one question; run the workflow for each item: `mosaic batch`", "for_each"
+            )
+        if any(rule.kind == "stream" for rule in node.edges.values()):
+            self._report("a mixture reads whole outputs or fields, no streams", "edges")
+        if mixture.answer.field and isinstance(mixture.output, dict):
+            self._check_answer_field(mixture.answer.field, mixture.output)
+        try:
+            planned = sum(expert.samples or mixture.samples for expert in experts_of(mixture))
+        except ConfigurationError as error:
+            self._report(str(error), "mixture", "select")
+            return
+        if mixture.min_experts > planned:
+            self._report(
+                f"no gate passes before {mixture.min_experts} answers, and {planned} can come; name more experts or "
+                "samples, or lower it",
+                "mixture",
+                "min_experts",
+            )
+
+    def _check_answer_field(self, field: str, schema: Schema) -> None:
+        try:
+            schema_at(schema, tuple(field.split(".")))
+        except NoSuchPath as error:
+            self._report(f"an answer {error}", "mixture", "answer", "field")
 
     def _check_after(self, after: Iterable[str]) -> None:
         for position, name in enumerate(after):
@@ -483,9 +530,20 @@ class _Checker:
         return self._kinds[key]
 
     def _call_schema(self, node: Node, facts: Facts) -> Schema:
+        if node.mixture is not None:
+            return self._mixture_schema(node.mixture, facts)
         if node.agent is not None:
             return (facts.agent_schema or ANY) if node.agent.output is not None else _TEXT
         return facts.spec.output_schema if facts.spec is not None else ANY
+
+    def _mixture_schema(self, mixture: MixtureSpec, facts: Facts) -> Schema:
+        """What a mixture gives: an answer, or the part that is compared."""
+        if mixture.details:
+            return ANY
+        if mixture.is_whole:
+            return (facts.agent_schema or ANY) if mixture.output is not None else _TEXT
+        form = mixture.answer.form
+        return ANY if form == "json" else {"type": "number"} if form == "number" else _TEXT
 
     def _check_shape(self) -> None:
         """Cycles, the output, nodes that nothing needs."""
@@ -524,6 +582,15 @@ class _Checker:
                     "it, or say `detached: true` if it runs for its effect",
                     *("nodes", name),
                 )
+
+
+def _models_of(mixture: MixtureSpec) -> Iterator[tuple[str | None, Path]]:
+    """The models that a mixture names, each with its place in it."""
+    for place, expert in enumerate(mixture.experts):
+        yield expert.model, ("experts", place, "model")
+    yield mixture.aggregator.model, ("aggregator", "model")
+    if mixture.verifier is not None:
+        yield mixture.verifier.model, ("verifier", "model")
 
 
 def _input_form(name: str, where: Path) -> str:

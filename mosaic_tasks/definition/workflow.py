@@ -12,7 +12,6 @@ from mosaic_queues.documents import dump
 from mosaic_queues.errors import DefinitionError
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.grammar import (
-    AgentSpec,
     BatchRule,
     Defaults,
     Definition,
@@ -21,6 +20,8 @@ from mosaic_tasks.definition.grammar import (
     RetryRule,
 )
 from mosaic_tasks.definition.loading import Problem, Source, told
+from mosaic_tasks.definition.mixtures import part_at
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import Path as DataPath
 from mosaic_tasks.definition.references import did_you_mean
@@ -193,6 +194,8 @@ def _keys_at(path: DataPath) -> list[str]:
             model = Node
         case ("nodes", _, "agent"):
             model = AgentSpec
+        case ("nodes", _, "mixture", *rest):
+            model = part_at(rest)
         case (*_, "retry"):
             model = RetryRule
         case ("nodes", _, "batch"):

@@ -4,11 +4,15 @@ Three families are read: the pauses that a server asks for (`retry-after-ms`, `R
 follow it tell of each limit (`x-ratelimit-remaining-requests`, `x-ratelimit-reset-requests: 6m0s`), and the same in
 Anthropic's form, whose resets are moments (`anthropic-ratelimit-tokens-reset: 2026-01-31T12:00:00Z`). What cannot be
 read says nothing, and no pause is believed beyond an hour.
+
+An engine that hears such headers says so by `tell_limits`; whoever asks it hears them within `hearing_limits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from mosaic_routing.guards.readers import number, until_s
 
@@ -24,6 +28,28 @@ _LIMITS = (
 """What is left of a limit, and when it is whole again."""
 _LONGEST_S = 3_600.0
 """More is believed of no server: a wrong header would put its endpoint to rest until the process ends."""
+
+
+Hear = Callable[[Mapping[str, str]], None]
+"""Is told headers, on the event loop."""
+_hears: ContextVar[Hear | None] = ContextVar("mosaic_hears_limits", default=None)
+
+
+@contextmanager
+def hearing_limits(hear: Hear) -> Iterator[None]:
+    """What engines that are asked in this block, and in its tasks, are told of the limits of a deployment."""
+    token = _hears.set(hear)
+    try:
+        yield
+    finally:
+        _hears.reset(token)
+
+
+def tell_limits(headers: Mapping[str, str]) -> None:
+    """An answer, or a refusal, came with these headers."""
+    hear = _hears.get()
+    if hear is not None:
+        hear(headers)
 
 
 def asked_pause_s(headers: Mapping[str, str], *, now_s: float) -> float | None:

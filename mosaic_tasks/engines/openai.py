@@ -13,7 +13,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ from mosaic_tasks.engines.endpoints import (
     rest,
     server_of,
 )
-from mosaic_tasks.engines.limits import asked_pause_s, reset_pause_s
+from mosaic_tasks.engines.limits import asked_pause_s, reset_pause_s, tell_limits
 from mosaic_tasks.engines.prices import PriceTable, load_prices
 from mosaic_tasks.engines.protocol import (
     EngineRequest,
@@ -89,12 +89,22 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class _Server(EndpointStanding, kw_only=True, eq=False):
-    """An endpoint, and what is needed to talk to it."""
+    """An endpoint, and what is needed to talk to it.
+
+    Attributes:
+        is_alone: no other answers for its model, so what it says of its limits holds for all calls of the model.
+    """
 
     client: openai.AsyncOpenAI
     prices: PriceTable
     interpreter: Interpreter
+    is_alone: bool
     dialect: Dialect = Dialect()
+
+    def told(self, headers: Mapping[str, str]) -> None:
+        """Headers came from it."""
+        if self.is_alone:
+            tell_limits(headers)
 
 
 class _Ended(msgspec.Struct):
@@ -223,11 +233,14 @@ class OpenAIEngine:
             endpoints = listed or (Endpoint(url=self._url, model=model, timeouts=self._timeouts),)
             keys = [_key_of(one) for one in endpoints] if listed else [self._key_of_url(model)]
             self._groups[model] = EndpointGroup(
-                [self._server(*pair) for pair in zip(endpoints, keys, strict=True)]
+                [
+                    self._server(*pair, is_alone=len(endpoints) == 1)
+                    for pair in zip(endpoints, keys, strict=True)
+                ]
             )
         return self._groups[model]
 
-    def _server(self, endpoint: Endpoint, key: str) -> _Server:
+    def _server(self, endpoint: Endpoint, key: str, *, is_alone: bool) -> _Server:
         address = (endpoint.url, key, endpoint.timeouts)
         if address not in self._clients:
             self._clients[address] = _client(*address)
@@ -235,6 +248,7 @@ class OpenAIEngine:
             endpoint,
             client=self._clients[address],
             prices=load_prices(endpoint.url),
+            is_alone=is_alone,
             interpreter=Interpreter(
                 endpoint.server, key, endpoint.key_env or KEY_VARIABLE, endpoint.timeouts
             ),
@@ -319,6 +333,7 @@ class OpenAIEngine:
     def _heed(self, server: _Server, headers: Any, *, began: float) -> None:
         """Takes note of an answer that begins, and rests where it says that a limit is used up."""
         note_success(server, began=began)
+        server.told(headers)
         if pause_s := reset_pause_s(headers, now_s=time.time()):
             reason = f"the rate limit of the server {server.endpoint.server!r} is used up"
             rest(server, now=_now(), until=_now() + pause_s, reason=reason)
@@ -329,6 +344,8 @@ class OpenAIEngine:
         self, group: EndpointGroup[_Server], call: _Call, server: _Server, error: openai.OpenAIError
     ) -> None:
         """Makes ready for the next attempt, or raises what `error` means."""
+        if isinstance(error, openai.APIStatusError):
+            server.told(error.response.headers)
         if not call.heard and _learnt(server, call.request, error):
             return
         failure = server.interpreter.meaning(error, call.request.adapter or server.endpoint.model)

@@ -112,13 +112,18 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer; `reasoning` is what the model wrote before it, in `<think>` tags."""
+    """A whole answer; `reasoning` is what the model wrote before it, in `<think>` tags.
+
+    Attributes:
+        is_cut: it was enough, and the engine was stopped.
+    """
 
     text: str
     usage: Usage
     finish_reason: FinishReason
     reasoning: str = ""
     logprobs: tuple[float, ...] = ()
+    is_cut: bool = False
 
 
 Events = AsyncGenerator[TextDelta | Finished, None]
@@ -152,11 +157,18 @@ def continues(engine: Engine) -> bool:
 
 
 async def complete(
-    engine: Engine, request: EngineRequest, *, on_delta: Callable[[str], None] | None = None
+    engine: Engine,
+    request: EngineRequest,
+    *,
+    on_delta: Callable[[str], None] | None = None,
+    is_enough: Callable[[], bool] | None = None,
 ) -> Completion:
     """The whole answer of `engine`, `request.prefix` included; `on_delta` sees each new piece as it comes.
 
     What a model thinks before it answers is kept apart.
+
+    Args:
+        is_enough: asked after each piece; where it says so, the engine stops, and what is there is the answer.
     """
     if request.prefix and not continues(engine):
         raise EngineRefused(f"engine {engine.name!r} cannot continue an answer; ask it without a prefix")
@@ -176,6 +188,9 @@ async def complete(
                 text, thought = "".join(pieces), "".join(thoughts)
                 return Completion(text, event.usage, event.reason, thought, event.logprobs)
             hear(Parted(event.text, "") if request.prefix else reader.feed(event.text))
+            if is_enough is not None and is_enough():
+                text, thought = "".join(pieces), "".join(thoughts)
+                return Completion(text, approx_usage(request, thought + text), "stop", thought, is_cut=True)
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
 
 

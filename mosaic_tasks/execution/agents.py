@@ -17,6 +17,7 @@ from mosaic_tasks.engines.protocol import (
     Completion,
     Engine,
     EngineRequest,
+    FinishReason,
     Message,
     Usage,
     complete,
@@ -40,6 +41,9 @@ class AgentAnswer(msgspec.Struct, frozen=True):
         model: as `engine:name`.
         repaired: the first answer did not fit the schema, the second did.
         text: the answer as it was written.
+        logprobs: of its tokens, where they were asked for and the engine has them.
+        is_cut: it was enough before it ended; then the value is the text.
+        finish_reason: why it ended.
     """
 
     value: Any
@@ -47,6 +51,9 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     model: str
     repaired: bool = False
     text: str = ""
+    logprobs: tuple[float, ...] = ()
+    is_cut: bool = False
+    finish_reason: FinishReason = "stop"
 
 
 class _Clock:
@@ -79,6 +86,7 @@ async def run_agent(
     timeout_s: float | None = None,
     prefix: str = "",
     priority: int = 0,
+    is_enough: Callable[[], bool] | None = None,
 ) -> AgentAnswer:
     """Asks `agent` once, and once more where the answer does not fit its schema.
 
@@ -90,6 +98,7 @@ async def run_agent(
         timeout_s: for the whole, repair included.
         prefix: the beginning of the answer, from an earlier attempt: an engine that can goes on from there.
         priority: 0 is the most urgent; for engines that order their requests.
+        is_enough: asked after each piece of the first answer: whether the rest of it is of no use.
 
     Raises:
         EngineError: no answer, or an empty one; see its kinds for what may be tried again.
@@ -101,12 +110,15 @@ async def run_agent(
     label = str(model)
     clock = _Clock(timeout_s)
     request = _request(agent, names, model=model.name, priority=priority)
-    first = await _ask_on(asked, request, clock, on_delta, prefix)
-    if agent.output_schema is None:
-        return AgentAnswer(first.text, first.usage, label, text=first.text)
+    if is_enough is not None:
+        first = await _ask(asked, request, clock, on_delta, is_enough)
+    else:
+        first = await _ask_on(asked, request, clock, on_delta, prefix)
+    if agent.output_schema is None or first.is_cut:
+        return _as_written(first, label)
     value, wrong = parse_answer(first.text, agent.output_schema)
     if wrong is None:
-        return AgentAnswer(value, first.usage, label, text=first.text)
+        return msgspec.structs.replace(_as_written(first, label), value=value)
     spent = first.usage
     try:
         second = await _ask(asked, _repair(request, first.text, wrong), clock, None)
@@ -120,6 +132,18 @@ async def run_agent(
         error.model, error.usage = label, spent
         raise
     return AgentAnswer(value, spent, label, repaired=True, text=second.text)
+
+
+def _as_written(answer: Completion, label: str) -> AgentAnswer:
+    return AgentAnswer(
+        answer.text,
+        answer.usage,
+        label,
+        text=answer.text,
+        logprobs=answer.logprobs,
+        is_cut=answer.is_cut,
+        finish_reason=answer.finish_reason,
+    )
 
 
 def parse_answer(text: str, schema: dict[str, Any]) -> tuple[Any, str | None]:
@@ -162,6 +186,7 @@ def _request(agent: AgentPlan, names: Mapping[str, Any], *, model: str, priority
         max_tokens=agent.max_tokens,
         seed=agent.seed,
         stop=agent.stop,
+        logprobs=agent.logprobs,
     )
 
 
@@ -197,11 +222,15 @@ async def _ask_on(
 
 
 async def _ask(
-    engine: Engine, request: EngineRequest, clock: _Clock, on_delta: Callable[[str], None] | None
+    engine: Engine,
+    request: EngineRequest,
+    clock: _Clock,
+    on_delta: Callable[[str], None] | None,
+    is_enough: Callable[[], bool] | None = None,
 ) -> Completion:
     """A whole, non-empty answer."""
     timed = msgspec.structs.replace(request, timeout_s=clock.left_s())
-    answer = await complete(engine, timed, on_delta=on_delta)
+    answer = await complete(engine, timed, on_delta=on_delta, is_enough=is_enough)
     if answer.finish_reason == "refused":
         raise ContentRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")
     if answer.finish_reason == "cancelled":

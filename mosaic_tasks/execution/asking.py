@@ -8,30 +8,30 @@ and its place is free meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
-from redis.exceptions import RedisError
 
-from mosaic_queues.errors import EngineError, EngineGone, EngineRefused, MosaicError, ServerError
-from mosaic_queues.transitions import route_of
+from mosaic_queues.errors import CallTimeout, EngineError, EngineGone, EngineRefused, ServerError
+from mosaic_queues.transitions import Claim, route_of
 from mosaic_routing.guards import GuardedCall, Limited, Need, Permit
 from mosaic_routing.pool import pool
 from mosaic_routing.serving import deployment_of
 from mosaic_tasks.definition.plan import AgentPlan
-from mosaic_tasks.engines.protocol import Usage
+from mosaic_tasks.engines.protocol import CHARS_PER_TOKEN, Usage
 from mosaic_tasks.engines.registry import engine_for
 from mosaic_tasks.execution.agents import AgentAnswer, run_agent
 from mosaic_tasks.execution.fleets import count_at
-from mosaic_tasks.execution.hedged import first_answer
+from mosaic_tasks.execution.hedged import watched
 from mosaic_tasks.execution.outcomes import Work
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.sent import Sent, permit_of
+from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
+from mosaic_tasks.execution.told_limits import telling_limits
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Asking:
         """The answer; see `run_agent` for the options and errors.
 
         Raises:
-            EngineGone: the call is to be sent elsewhere.
+            EngineGone: the call is to be sent elsewhere; of a shadow, it is of no use.
             BudgetSpent: what it may cost is not left.
         """
         options = {
@@ -61,24 +61,25 @@ class Asking:
         }
         if not self._plan.is_routed(work.claim.call):
             return await run_agent(agent, names, **options)
-        sent = await asyncio.to_thread(self._sent_here, work.claim.call)
+        sent = await asyncio.to_thread(self._sent_here, work.claim)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
         options["priority"] = sent.level
-        first = self._ask_sent(work, agent, names, sent, options)
-        if not sent.is_provider or options.get("on_delta") or self._process.places is None:
-            return await first
-        second = partial(self._second, work, agent, names, sent, options)
-        return await first_answer(first, second, after_s=sent.straggles_after_s)
+        heard = Heard(options.get("on_delta"))
+        answer = self._ask_sent(work, agent, names, sent, heard, options)
+        if self._process.places is None or work.call.is_shadow or work.call.reads:
+            return await answer
+        self._process.places.begins()
+        return await watched(answer, partial(self._hedge, work, sent, heard), after_s=sent.straggles_after_s)
 
     @asynccontextmanager
-    async def counted(self, call: str) -> AsyncIterator[None]:
+    async def counted(self, claim: Claim) -> AsyncIterator[None]:
         """Around the whole work of a call, which may ask several times: then it is no load of its target any more."""
         try:
             yield
         finally:
-            if self._plan.is_routed(call):
-                await asyncio.shield(asyncio.to_thread(self.release, call))
+            if self._plan.is_routed(claim.call):
+                await asyncio.shield(asyncio.to_thread(self.release, claim))
 
     def sent(self, call: str) -> Sent | None:
         """Where a call was sent that this process claimed; None: that is not recorded."""
@@ -87,57 +88,67 @@ class Asking:
             (raw,) = self._process.ledger.outputs(self._run_id, [route_of(call)])
         return None if raw is None else msgspec.msgpack.decode(raw, type=Sent)
 
-    def _sent_here(self, call: str) -> Sent | None:
-        sent = self.sent(call)
-        if sent is not None:
-            self.take_over(call, sent)
-        return sent
+    def _sent_here(self, claim: Claim) -> Sent | None:
+        sent = self.sent(claim.call)
+        return None if sent is None else self.take_over(claim, sent)
 
-    def take_over(self, call: str, sent: Sent) -> None:
-        """A call that this worker took from the queue of another is its own load from now on."""
+    def take_over(self, claim: Claim, sent: Sent) -> Sent:
+        """A call that this worker took from the queue of another is its own load from now on, and passes the limits, at
+        the price, of what answers here."""
         facts = self._process.facts
-        here = f"{deployment_of(facts.queues, sent.model) or sent.deployment}@{facts.hostname}"
-        if not sent.is_provider and sent.decision.target != here:
-            with suppress(ServerError):
-                count_at(here, self._process.guards, permit_of(self._run_id, call), sent.decision)
+        if sent.hedges.endswith(f"@{facts.hostname}"):
+            raise EngineGone("the call itself runs in this worker, asking here a second time is of no use")
+        deployment = deployment_of(facts.queues, sent.model) or sent.deployment
+        here = f"{deployment}@{facts.hostname}"
+        if sent.is_provider or sent.decision.target == here:
+            return sent
+        with suppress(ServerError):
+            count_at(
+                here,
+                self._process.guards,
+                self._run_id,
+                claim.call,
+                fence=claim.fence,
+                decision=sent.decision,
+            )
+        price = next((each.price for each in pool().deployments if each.name == deployment), None)
+        return sent.taken_to(here, deployment, price=price)
 
-    async def _second(
+    def _hedge(self, work: Work, sent: Sent, heard: Heard, elapsed_s: float) -> bool:
+        """Has a call that takes long asked a second time elsewhere. False: it is not worth that now."""
+        places, call = self._process.places, work.claim.call
+        assert places is not None
+        straggler = Straggler(work.claim, work.holder, sent, elapsed_s, heard.tokens / elapsed_s)
+        try:
+            target = places.hedge(self._run_id, self._plan, straggler)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer may still come
+            log.warning(
+                "call.not_hedged",
+                what="where else to ask cannot be said now",
+                run=self._run_id,
+                call=call,
+                error=str(error),
+            )
+            return False
+        if target:
+            log.info(
+                "call.hedged",
+                what="an answer takes long, another target is asked too",
+                run=self._run_id,
+                call=call,
+                target=target,
+                after_s=round(elapsed_s, 3),
+            )
+        return bool(target)
+
+    async def _ask_sent(
         self,
         work: Work,
         agent: AgentPlan,
         names: Mapping[str, Any],
         sent: Sent,
+        heard: Heard,
         options: Mapping[str, Any],
-        elapsed_s: float,
-    ) -> Coroutine[Any, Any, AgentAnswer] | None:
-        """The same at another provider, where that is worth it."""
-        places, call = self._process.places, work.claim.call
-        assert places is not None
-        try:
-            other = await asyncio.to_thread(places.elsewhere, self._run_id, self._plan, call, sent, elapsed_s)
-        except (RedisError, MosaicError) as error:  # the first one may still answer
-            log.info(
-                "call.not_hedged",
-                what="whom else to ask cannot be said now",
-                run=self._run_id,
-                call=call,
-                error=str(error),
-            )
-            return None
-        if other is None:
-            return None
-        log.info(
-            "call.hedged",
-            what="an answer takes long, another provider is asked too",
-            run=self._run_id,
-            call=call,
-            target=other.decision.target,
-            after_s=round(elapsed_s, 3),
-        )
-        return self._ask_sent(work, agent, names, other, options)
-
-    async def _ask_sent(
-        self, work: Work, agent: AgentPlan, names: Mapping[str, Any], sent: Sent, options: Mapping[str, Any]
     ) -> AgentAnswer:
         agent = msgspec.structs.replace(
             agent, model=sent.engine, max_tokens=sent.max_tokens or agent.max_tokens
@@ -152,7 +163,8 @@ class Asking:
                 self._need(sent), wait_s=HELD_UP_S, permit=permit, priority=sent.level
             ) as admitted:
                 try:
-                    answer = await run_agent(agent, names, **options)
+                    async with telling_limits(self._process.guards, admitted):
+                        answer = await run_agent(agent, names, **{**options, "on_delta": heard})
                 except EngineError as error:
                     if isinstance(error, EngineGone):
                         admitted.ended(
@@ -160,6 +172,9 @@ class Asking:
                         )  # its worker tells of that, and others of the deployment may live
                     if isinstance(error.usage, Usage):
                         error.usage = _charged(admitted, sent, error.usage)
+                    raise
+                except (asyncio.CancelledError, CallTimeout):
+                    _charged(admitted, sent, heard.usage(sent))
                     raise
                 usage = _charged(admitted, sent, answer.usage)
         except Limited as error:
@@ -192,11 +207,32 @@ class Asking:
             output_tokens=answer.usage.output_tokens,
         )
 
-    def release(self, call: str) -> None:
+    def release(self, claim: Claim) -> None:
         """The call is no load of its target any more. Should the server be away, that lapses by itself."""
-        if self._plan.is_routed(call) and self._plan.asks(call):
+        if self._plan.is_routed(claim.call) and self._plan.asks(claim.call):
             with suppress(ServerError):
-                self._process.guards.release(permit_of(self._run_id, call))
+                self._process.guards.release(lease_of(self._run_id, claim.call, claim.fence))
+
+
+class Heard:
+    """Hears an answer as it comes: of one that is broken off, nobody tells what it used."""
+
+    def __init__(self, on_delta: Callable[[str], None] | None) -> None:
+        self._on_delta, self._chars = on_delta, 0
+
+    def __call__(self, piece: str) -> None:
+        self._chars += len(piece)
+        if self._on_delta is not None:
+            self._on_delta(piece)
+
+    @property
+    def tokens(self) -> int:
+        """So many were heard, about."""
+        return -(-self._chars // CHARS_PER_TOKEN)
+
+    def usage(self, sent: Sent) -> Usage:
+        """Its prompt, as predicted, and what was heard."""
+        return Usage(round(sent.input_tokens), self.tokens, estimated=True)
 
 
 def _charged(permit: Permit, sent: Sent, used: Usage) -> Usage:

@@ -24,6 +24,7 @@ from mosaic_tasks.execution.agents import AgentAnswer
 from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.burying import bury_lost
 from mosaic_tasks.execution.endings import Endings
+from mosaic_tasks.execution.experts import asked, failed
 from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.listening import Listener
@@ -33,6 +34,7 @@ from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
+    Overtaken,
     Returned,
     Skip,
     Unrecorded,
@@ -46,6 +48,8 @@ from mosaic_tasks.execution.outcomes import (
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.publishing import Publication
+from mosaic_tasks.execution.waiting import wait_in_a_thread
+from mosaic_tasks.mixtures.mixture import Mixture
 
 SMALL = 4096
 """Characters, bytes and parts of a result that is packed by whoever takes it: some 20 us."""
@@ -73,8 +77,12 @@ class Execution:
         prepared = self._prepared(claim, holder)
         if isinstance(prepared, Work):
             return prepared._replace(opened=opened)
-        self._asking.release(claim.call)
+        self.release(claim)
         return prepared
+
+    def release(self, claim: Claim) -> None:
+        """A call is no load of its target any more."""
+        self._asking.release(claim)
 
     def _prepared(self, claim: Claim, holder: str) -> Outcome | Work:
         call = CallId(claim.call)
@@ -107,7 +115,7 @@ class Execution:
                 return Expand(len(inputs.items(node, early)))
         if call.reads:
             return Work(claim, call, node, {}, {}, {**inputs.loaded(node), **early}, holder)
-        item = inputs.item(claim.call, node, call.item, early) if call.item is not None else None
+        item = inputs.item(call.own, node, call.item, early) if call.item is not None else None
         return Work(claim, call, node, *inputs.given(node, item, early), early, holder)
 
     def _closed(self, call: CallId, node: PreparedNode) -> Value:
@@ -152,7 +160,12 @@ class Execution:
 
     def _publication(self, work: Work) -> Publication | None:
         """What publishes the call's chunks, where its node does so while it runs."""
-        if not work.node.plan.publishes or work.call.item is not None or work.call.reads:
+        if (
+            not work.node.plan.publishes
+            or work.call.item is not None
+            or work.call.reads
+            or work.call.is_shadow
+        ):
             return None
         publication = Publication(self.process, self.run_id, self.plan, work.claim, holder=work.holder)
         self._publications[work.claim] = publication
@@ -186,7 +199,7 @@ class Execution:
         result: Any,
         usage: Usage | None = None,
         publication: Publication | None = None,
-    ) -> Outcome:
+    ) -> Value | Failure | Unrecorded:
         """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
         try:
             ending = self.endings.of_value(work.call, result, publication)
@@ -224,11 +237,11 @@ class Execution:
         """Runs an agent or a coroutine tool on an event loop that others share. What comes of it is left to whom may
         block: what a publication has left is sent. A result that is not small is packed and stored in a thread of its
         own, since who takes outcomes takes those of many runs."""
-        async with self._asking.counted(work.claim.call):
+        async with self._asking.counted(work.claim):
             return await self._answered(work)
 
     async def _answered(self, work: Work) -> Callable[[], Outcome]:
-        agent, usage = work.node.plan.agent, None
+        agent, usage, answer = work.node.plan.agent, None, None
         limit = asyncio.timeout(None if work.call.reads else work.node.plan.timeout_s)
         try:
             async with limit:
@@ -238,6 +251,9 @@ class Execution:
                 publication = self._publication(work)
                 if agent is None:
                     result = await self._await_tool(work, publication)
+                elif (mixture := self._asked_by(work)) is not None:
+                    result, answer = await asked(self._asking, work, agent, mixture)
+                    usage = usage_of(work, answer.model, answer.usage)
                 else:
                     answer = await self._ask(work, agent, publication)
                     result, usage = answer.value, usage_of(work, answer.model, answer.usage)
@@ -259,6 +275,8 @@ class Execution:
             return partial(self._failure, work, error)
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is its call's failure
             return partial(self._failure, work, error)
+        if work.call.is_shadow and answer is not None:
+            return partial(self._overtake, work, result, answer)
         finish = partial(self._outcome, work, result, usage, publication)
         if is_small(result):
             return finish
@@ -267,6 +285,19 @@ class Execution:
         except Exception:  # noqa: BLE001 - told, or tried again, by whoever takes the outcome
             return finish
         return lambda: outcome
+
+    def _asked_by(self, work: Work) -> Mixture | None:
+        """The mixture that asks, where one does."""
+        asker = work.node.plan.asked_by
+        return None if asker is None else self.plan.plan.nodes[asker].mixture
+
+    def in_spite(self, claim: Claim, error: str) -> dict[str, Any] | None:
+        """What a call that failed for good comes to where a mixture made it, which goes on without it."""
+        call = CallId(claim.call)
+        node = self.plan.node(call.node)
+        if node.plan.asked_by is None or call.item is None:
+            return None
+        return failed(self.inputs.item(claim.call, node, call.item, {}), error)
 
     def _returned(self, work: Work, error: EngineGone) -> Returned:
         self._mailboxes.went_on(work.claim)
@@ -283,23 +314,48 @@ class Execution:
             if publication is not None:
                 publication.items([item])
                 if publication.is_ahead:
-                    await asyncio.to_thread(publication.wait_for_readers)
+                    await wait_in_a_thread(publication.wait_for_readers)
         return drawn
 
     async def _ask(self, work: Work, agent: AgentPlan, publication: Publication | None) -> AgentAnswer:
         """An agent's answer, published as it comes."""
         if publication is None:
             return await self._asking.ask(work, agent, work.names)
-        listener = Listener(
+        listener = self._listener(work, agent, publication)
+        heard = {"on_delta": listener.hear, "prefix": publication.earlier_text()}
+        answer = await self._asking.ask(work, agent, work.names, **heard)
+        listener.settle(answer.text, answer.value)
+        return answer
+
+    def _listener(self, work: Work, agent: AgentPlan, publication: Publication) -> Listener:
+        return Listener(
             publication,
             fields=list(self.plan.announced(work.node.number)),
             lists=[path for path in self.plan.streamed_paths(work.node.number) if path],
             schema=agent.output_schema,
         )
-        heard = {"on_delta": listener.hear, "prefix": publication.earlier_text()}
-        answer = await self._asking.ask(work, agent, work.names, **heard)
-        listener.settle(answer.text, answer.value)
-        return answer
+
+    def _overtake(self, work: Work, result: Any, answer: AgentAnswer) -> Outcome:
+        """A shadow has its answer: from here on it is another attempt of the call itself, which says what the one
+        before has not said, or has said otherwise.
+
+        It is for whoever takes the outcome, after the shadow's own claim is looked for no more.
+        """
+        claim = self.process.ledger.overtake(self.run_id, work.claim, holder=work.holder)
+        if claim is None:
+            return Unrecorded("the call was over before", usage_of(work, answer.model, answer.usage))
+        own, agent = work._replace(claim=claim, call=CallId(claim.call)), work.node.plan.agent
+        assert agent is not None
+        try:
+            publication = self._publication(own)
+            if publication is not None:
+                self._listener(own, agent, publication).settle(answer.text, answer.value)
+            usage = usage_of(own, answer.model, answer.usage)
+            return Overtaken(claim, self._outcome(own, result, usage, publication))
+        except ClaimLost as error:
+            return Overtaken(claim, Unrecorded(str(error)))
+        except Interrupted:
+            return Overtaken(claim, failure(work.node, claim, timed_out(work.node)))
 
 
 def is_small(value: Any, *, most: int = SMALL) -> bool:

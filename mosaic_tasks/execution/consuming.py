@@ -396,7 +396,7 @@ class Growing(Mailbox):
         self._kept.emitted = total
         envelopes = [self._stores.pack(item) for item in items]
         calls = self._calls(first, total)
-        grow = Grow(self._join, self._queue, calls, envelopes, total, fence=self._kept.undone * UNDONE)
+        grow = Grow(self._join, [(self._queue, calls)], envelopes, total, fence=self._kept.undone * UNDONE)
         return self._commit_and_read(self._commit(grow=grow))
 
     def _calls(self, first: int, total: int) -> list[str]:

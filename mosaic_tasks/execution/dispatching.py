@@ -20,16 +20,16 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_queues.events import read_events
-from mosaic_queues.transitions import Group, Route, route_of
+from mosaic_queues.transitions import Group, Route, is_shadow, route_of, shadow_of
 from mosaic_routing.affinity import Memory, fingerprints
 from mosaic_routing.guards import Limited, Query
 from mosaic_routing.guards.budgets import MICROS
 from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
 from mosaic_routing.lengths import Length
-from mosaic_routing.pool import API
 from mosaic_routing.queues import ROUTED, hosting_queues
 from mosaic_routing.requirements import Requirement
 from mosaic_routing.router import Policy, PolicyName, route
+from mosaic_routing.service import ServerService
 from mosaic_routing.targets import Ask, Decision, Target
 from mosaic_tasks.execution.agents import question
 from mosaic_tasks.execution.fleets import Fleet, Fleets, count_at
@@ -39,7 +39,7 @@ from mosaic_tasks.execution.order import Order
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.relief import Relief
-from mosaic_tasks.execution.sent import Sent, permit_of
+from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
 
 log = structlog.get_logger(__name__)
 
@@ -73,13 +73,16 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._fleet: Fleet | None = None
         self._hedges = Hedges()
-        self._order = Order()
         self._relief = Relief()
         self._held_up = HeldUp()
 
     @cached_property
     def _fleets(self) -> Fleets:
         return Fleets(self._process.client, self._process.ledger.keys, self._process.guards)
+
+    @cached_property
+    def _order(self) -> Order:
+        return Order(ServerService(self._process.client, self._process.ledger.keys))
 
     def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         """Decides and records where calls go. Returns those to be published, by the priority of their messages; the
@@ -102,56 +105,80 @@ class Dispatcher:
     def _dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         self._process.learning.share()
         fleet = self._fleets.now()
-        routes, decided = [], {}
         budget, deadline_s = self._left_of_budget(run_id, plan), self._left_s(run_id, plan)
         run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0), budget, deadline_s)
         with self._lock:
             if fleet is not self._fleet:
                 self._fleet = fleet
                 self._memory.retain({target.name for target in fleet.targets})
-            for call in calls:
-                sent = self._decide(run, call, fleet)
-                if sent.decision.target:
-                    level = self._order.level(run_id, plan, call, sent, deadline_s=deadline_s)
-                    sent = msgspec.structs.replace(sent, level=level)
-                routes.append(self._route(call, sent, fleet))
-                decided[call] = sent
+            decided = {call: self._decide(run, call, fleet) for call in calls}
+        placed = {call: sent for call, sent in decided.items() if sent.decision.target}
+        for call, level in self._order.levels(run_id, plan, placed, deadline_s=deadline_s).items():
+            decided[call] = msgspec.structs.replace(decided[call], level=level)
+        routes = [self._route(call, sent, fleet) for call, sent in decided.items()]
         groups: dict[int, dict[str, list[str]]] = {}
         queues = {route.call: route.queue for route in routes}
-        for call in self._process.ledger.route(run_id, routes):
+        for call, fence in self._process.ledger.route(run_id, routes).items():
             groups.setdefault(decided[call].level, {}).setdefault(queues[call], []).append(call)
             if plan.asks(call):
                 decision = decided[call].decision
-                count_at(decision.target, self._process.guards, permit_of(run_id, call), decision)
+                count_at(decision.target, self._process.guards, run_id, call, fence=fence, decision=decision)
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
 
-    def elsewhere(
-        self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, elapsed_s: float
-    ) -> Sent | None:
-        """Another provider for a call that takes long at one; None: that is not worth it now."""
-        fleet = self._fleets.now()
+    def begins(self) -> None:
+        """A call is asked here; of so many, some may be asked a second time elsewhere."""
+        with self._lock:
+            self._hedges = self._hedges.with_call()
+
+    def hedge(self, run_id: str, plan: PreparedPlan, straggler: Straggler) -> str:
+        """Has a call that takes long asked a second time, where that is worth it. Returns the target; empty: not now.
+
+        Raises:
+            RedisError: the server is away.
+            MosaicError: it cannot be said what the call asks.
+        """
+        fleet, sent, shadow = self._fleets.now(), straggler.sent, shadow_of(straggler.claim.call)
         run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0))
-        requirement, ask, _, length = self._asked(run, call)
-        providers = tuple(name for name in fleet.fit(requirement).deployments if name.startswith(API))
-        if not providers:
-            return None
+        requirement, ask, _, length = self._asked(run, shadow)
+        fit = fleet.fit(requirement)
         ask = msgspec.structs.replace(
-            ask, targets=providers, excluded=(sent.decision.target,), output_tokens=length.p95
+            ask,
+            targets=fit.deployments,
+            excluded=_beside(fleet, sent.decision.target),
+            output_tokens=length.p95,
         )
         decision = route(ask, fleet.snapshot(requirement.capability), policy=self._policy)
-        with self._lock:
-            if not is_worth_hedging(
-                elapsed_s=elapsed_s,
-                after_s=sent.straggles_after_s,
-                elsewhere=decision,
-                here_tokens_s=0.0,
-                hedges=self._hedges,
-            ):
-                return None
-            self._hedges = self._hedges.with_hedge()
-        return self._sent(
-            decision, fleet.target(decision.target), ask, chars=sent.chars, max_tokens=sent.max_tokens
+        if not self._is_worth(straggler, decision):
+            return ""
+        target = fleet.target(decision.target)
+        other = self._sent(decision, target, ask, chars=sent.chars, max_tokens=sent.max_tokens)
+        other = msgspec.structs.replace(
+            other, level=sent.level, is_bound=target.deployment in fit.bound, hedges=sent.decision.target
         )
+        self._send_shadow(run, straggler, self._route(shadow, other, fleet), other)
+        return decision.target
+
+    def _is_worth(self, straggler: Straggler, elsewhere: Decision) -> bool:
+        """Whether it is asked a second time; then that is counted."""
+        with self._lock:
+            is_worth = is_worth_hedging(
+                elapsed_s=straggler.elapsed_s,
+                after_s=straggler.sent.straggles_after_s,
+                elsewhere=elsewhere,
+                here_tokens_s=straggler.tokens_s,
+                hedges=self._hedges,
+            )
+            if is_worth:
+                self._hedges = self._hedges.with_hedge()
+            return is_worth
+
+    def _send_shadow(self, run: _Run, straggler: Straggler, shadow: Route, sent: Sent) -> None:
+        claim, decision = straggler.claim, sent.decision
+        if not self._process.ledger.hedge(run.id, claim, shadow, holder=straggler.holder):
+            return
+        self._process.publish_placed(run.id, run.plan, {sent.level: [(shadow.queue, [shadow.call])]})
+        guards = self._process.guards
+        count_at(decision.target, guards, run.id, shadow.call, fence=claim.fence, decision=decision)
 
     def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
         """Limits did not let a call through where it was sent: it goes where it was not yet, or waits."""
@@ -178,6 +205,7 @@ class Dispatcher:
 
     def _decide(self, run: _Run, call: str, fleet: Fleet) -> Sent:
         requirement, ask, chars, length = self._asked(run, call)
+        hedges = self._hedged(run.id, call)
         relieved = self._relief.relieved(requirement, self._most_tokens(run.plan, call), fleet.load)
         requirement = relieved.requirement
         fit = fleet.fit(requirement)
@@ -189,7 +217,7 @@ class Dispatcher:
             targets=fit.deployments,
             budget=run.budget,
             deadline_s=run.deadline_s,
-            excluded=self._held_up.targets(ask.call),
+            excluded=(*self._held_up.targets(ask.call), *_beside(fleet, hedges)),
         )
         decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
@@ -201,12 +229,18 @@ class Dispatcher:
             return Sent(self._waiting(ask, decision))
         if not run.plan.asks(call):
             return self._sent(decision, fleet.target(decision.target), ask, chars=0, max_tokens=None)
-        snapshot.sent(decision)
+        fleet.sent(decision)
         self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
-        self._hedges = self._hedges.with_call()
         target = fleet.target(decision.target)
         sent = self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
-        return msgspec.structs.replace(sent, is_bound=target.deployment in fit.bound)
+        return msgspec.structs.replace(sent, is_bound=target.deployment in fit.bound, hedges=hedges)
+
+    def _hedged(self, run_id: str, call: str) -> str:
+        """Of a shadow, where the call itself is; it came back from where it was sent, as there was no room."""
+        if not is_shadow(call):
+            return ""
+        (raw,) = self._process.ledger.outputs(run_id, [route_of(call)])
+        return msgspec.msgpack.decode(raw, type=Sent).hedges if raw is not None else ""
 
     def _waiting(self, ask: Ask, decision: Decision) -> Decision:
         """Nowhere now; of a call that limits held up, for as long as they say."""
@@ -285,7 +319,7 @@ class Dispatcher:
         try:
             inputs.load(node.required + node.optional)
             early = inputs.early(node)
-            item = None if named.item is None else inputs.item(call, node, named.item, early)
+            item = None if named.item is None else inputs.item(named.own, node, named.item, early)
             _, names = inputs.given(node, item, early)
             return "\n".join(message.content for message in question(agent, names))
         except (MosaicError, SkippedError):
@@ -303,6 +337,12 @@ class Dispatcher:
         return Route(call, ROUTED, "", reason, int(wait_s * 1000), sent.encode())
 
 
+def _beside(fleet: Fleet, name: str) -> tuple[str, ...]:
+    """A target, and those that the same worker or provider answers for."""
+    here = fleet.find(name)
+    return tuple(target.name for target in fleet.targets if here is not None and target.queue == here.queue)
+
+
 def _queue(target: Target, sent: Sent) -> str:
     """That of its worker, from which others of its model take what waits; of all of its class, where only those may."""
     return hosting_queues(target.gpu_class, target.model)[-1] if sent.is_bound else target.queue
@@ -311,8 +351,11 @@ def _queue(target: Target, sent: Sent) -> str:
 def release_sent(process: Process, run_id: str) -> None:
     """Takes the calls of a run that is over from the backlogs of their targets."""
     events = read_events(process.client, process.ledger.keys, run_id)
-    for call in {call for event in events if event.kind == "routed" for call in event.calls}:
-        process.guards.release(permit_of(run_id, call))
+    sent = {
+        call: event.fence for event in events if event.kind in ("routed", "hedged") for call in event.calls
+    }
+    for call, fence in sent.items():
+        process.guards.release(lease_of(run_id, call, fence))
 
 
 def policy_of(name: str) -> Policy:

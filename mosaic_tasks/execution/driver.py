@@ -16,11 +16,11 @@ from contextlib import suppress
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import RunCancelled, UnknownRun
+from mosaic_queues.errors import UnknownRun
 from mosaic_tasks.execution.holding import COMMIT_S, Holding
 from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.loop import forget_loop, run_on_loop
-from mosaic_tasks.execution.outcomes import Work, failure, timed_out
+from mosaic_tasks.execution.outcomes import Work, ended, failure, timed_out
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import Running
@@ -30,8 +30,8 @@ from mosaic_tasks.execution.watch import watching
 
 log = structlog.get_logger(__name__)
 
-STATUS_EVERY_S = 1.0
-"""A long call looks so often whether its run still wants it."""
+CLAIMS_EVERY_S = 1.0
+"""The watch looks so often whether the claims of what runs still count."""
 STUCK_EXIT = 75
 
 
@@ -48,7 +48,7 @@ class Drive:
         self._running: Running | None = None
         self._looking = threading.Lock()
         self._looked = 0.0
-        self._over = False
+        self._over = self._is_recalled = False
 
     def run(self) -> None:
         """Runs until nothing is left that this message may do."""
@@ -97,7 +97,7 @@ class Drive:
                 self._running = running
                 outcome = self._holding.execution.run(work)
         except Interrupted:
-            outcome = failure(work.node, work.claim, running.reason or Interrupted())
+            outcome = ended(work, running.reason or Interrupted())
         finally:
             self._running = None
         self._settling.settle(work.claim, outcome, time.perf_counter() - begun)
@@ -106,15 +106,15 @@ class Drive:
         running = Running(works, together=True, batch_since=self._holding.execution.batch_since)
 
         async def run_one(work: Work) -> None:
-            running.begin()
+            running.begin(work)
             try:
                 outcome = await self._holding.execution.run_async(work)
             except Interrupted:
-                outcome = failure(work.node, work.claim, running.reason or timed_out(work.node))
+                outcome = ended(work, running.reason or timed_out(work.node))
             except asyncio.CancelledError as error:
                 if running.is_interrupted:
                     raise
-                outcome = failure(work.node, work.claim, error)
+                outcome = ended(work, running.ending(work) or error)
             running.end(work)
             self._settling.settle(work.claim, outcome, (time.monotonic() - running.since) / len(works))
 
@@ -133,10 +133,13 @@ class Drive:
         except (Interrupted, asyncio.CancelledError):
             forget_loop()
             for work in list(running.works):
-                reason = running.reason or RunCancelled("the run is over")
-                self._settling.settle(work.claim, failure(work.node, work.claim, reason), 0.0)
+                self._settling.settle(work.claim, ended(work, running.reason or Interrupted()), 0.0)
         finally:
             self._running = None
+
+    def recalled(self, run_id: str, _calls: Sequence[str]) -> None:
+        """Calls of a run are said not to count any more; the watch sees to it."""
+        self._is_recalled |= run_id == self._run_id
 
     # -- the watch's side ----------------------------------------------------------------------------------------
 
@@ -158,11 +161,12 @@ class Drive:
             running.insist(now)
         elif (work := running.overdue(now)) is not None:
             running.interrupt(timed_out(work.node), now)
-        elif min(now - running.since, now - self._looked) > STATUS_EVERY_S:
-            self._looked = now
-            status = self._process.ledger.statuses([self._run_id])[0]
-            if status != "running":
-                running.interrupt(RunCancelled(f"the run is {status or 'gone'}"), now, politely=True)
+        elif self._is_recalled or min(now - running.since, now - self._looked) > CLAIMS_EVERY_S:
+            self._looked, self._is_recalled = now, False
+            (lost,) = self._process.ledger.lost({self._run_id: [work.claim for work in list(running.works)]})
+            running.end_lost(lost, now)
+        else:
+            self._process.listen_to_recalls()
 
     def _abandon(self, running: Running) -> None:
         """Records calls that cannot be interrupted as failed, and ends the process."""
@@ -188,6 +192,7 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
         return
     holding = Holding(process, run_id, plan, known(calls, plan, run_id))
     work = Drive(holding)
+    process.recalls.add(work.recalled)
     try:
         with process.driving(), watching(work):
             work.run()
@@ -203,6 +208,8 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     except BaseException:
         holding.let_go()
         raise
+    finally:
+        process.recalls.discard(work.recalled)
 
 
 def known(calls: Sequence[str], plan: PreparedPlan, run_id: str) -> list[str]:

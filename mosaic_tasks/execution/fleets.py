@@ -17,12 +17,14 @@ from mosaic_routing.classes import gpu_class
 from mosaic_routing.fleet import Standing, targets
 from mosaic_routing.guards import GuardedCall, Guards, Lease, Limits, Query
 from mosaic_routing.inventory import EngineReport, aged_engines
+from mosaic_routing.machines import REPORTS
 from mosaic_routing.pool import ModelPool, pool
 from mosaic_routing.queues import API_PREFIX
 from mosaic_routing.reports import Aged
 from mosaic_routing.requirements import Requirement, explain_misses, match
 from mosaic_routing.snapshot import Snapshot
 from mosaic_routing.targets import Decision, Target
+from mosaic_tasks.execution.sent import lease_of
 
 REFRESH_S = 0.5
 """What is known is at most so old; in between, a process counts what it sends itself."""
@@ -45,7 +47,11 @@ class Fit(NamedTuple):
 
 
 class Fleet:
-    """Engines, providers and limits at one moment."""
+    """Engines, providers and limits at one moment.
+
+    Args:
+        round_trips: seconds from workers to the server and back, by their incarnation.
+    """
 
     def __init__(
         self,
@@ -53,9 +59,12 @@ class Fleet:
         served: Mapping[str, int],
         models: ModelPool,
         standings: Mapping[str, Standing],
+        round_trips: Mapping[str, float] | None = None,
     ) -> None:
+        self._round_trips = round_trips
         self._engines, self._served, self._pool, self._standings = engines, served, models, standings
         self._snapshots: dict[str, Snapshot] = {}
+        self._sent: list[Decision] = []
         self._fits: dict[Requirement, Fit] = {}
         self._by_name = {target.name: target for target in self._targets("")}
 
@@ -81,8 +90,16 @@ class Fleet:
     def snapshot(self, capability: str) -> Snapshot:
         """The targets, with the quality that was measured for a capability."""
         if capability not in self._snapshots:
-            self._snapshots[capability] = Snapshot(self._targets(capability))
+            made = self._snapshots[capability] = Snapshot(self._targets(capability))
+            for decision in self._sent:
+                made.sent(decision)
         return self._snapshots[capability]
+
+    def sent(self, decision: Decision) -> None:
+        """Counts a call that this process sends, whatever capability it asked for, until the fleet is read anew."""
+        self._sent.append(decision)
+        for snapshot in self._snapshots.values():
+            snapshot.sent(decision)
 
     def fit(self, requirement: Requirement) -> Fit:
         """What satisfies a requirement now."""
@@ -107,7 +124,12 @@ class Fleet:
 
     def _targets(self, capability: str) -> list[Target]:
         return targets(
-            self._engines, self._served, self._pool, standings=self._standings, capability=capability
+            self._engines,
+            self._served,
+            self._pool,
+            standings=self._standings,
+            round_trips=self._round_trips,
+            capability=capability,
         )
 
 
@@ -141,7 +163,11 @@ class Fleets:
             for queue in process.queues:
                 served[queue] = served.get(queue, 0) + process.slots
         found = targets(engines, served, models, standings={})
-        return Fleet(engines, served, models, self._standings(found, models.limits))
+        return Fleet(engines, served, models, self._standings(found, models.limits), self._read_round_trips())
+
+    def _read_round_trips(self) -> dict[str, float]:
+        reports = REPORTS.all(self._client, keys=self._keys)
+        return {each.holder: each.round_trip_s for each in reports if each.round_trip_s is not None}
 
     def _standings(self, found: Sequence[Target], limits: Limits) -> dict[str, Standing]:
         """What is counted of each target, and what keeps its deployment from taking more; in one step."""
@@ -180,13 +206,18 @@ def backlog_of(target: str) -> str:
     return f"target:{target}"
 
 
-def count_at(target: str, guards: Guards, permit: str, decision: Decision) -> None:
-    """Counts a call as a load of a target, and of no other any more; whoever runs it takes it out again."""
+def count_at(target: str, guards: Guards, run_id: str, call: str, *, fence: int, decision: Decision) -> None:
+    """Counts a call as a load of a target, and of no other any more; whoever runs it takes it out again.
+
+    Args:
+        fence: of the claim for which it is sent.
+    """
     guards.lease(
-        permit,
+        lease_of(run_id, call, fence),
         of=backlog_of(target),
         weight=int(decision.work_tokens),
         expiry_s=min(decision.latency_s + LEASE_S, LEASE_MOST_S),
+        instead_of=lease_of(run_id, call, fence - 1),
     )
 
 

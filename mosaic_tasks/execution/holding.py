@@ -151,6 +151,8 @@ class Holding:
         )
         for call in answer.stale:
             finished.values.pop(call, None)
+        for shadow in answer.dropped:
+            self.execution.release(shadow)
         for name, envelope in finished.values.values():
             self.process.remember_value(self.run_id, self.execution.epoch, name, envelope)
         return answer
@@ -183,6 +185,8 @@ class Holding:
         self.process.publish(self.run_id, self.plan, answer.ready)
         with self.lock:
             self.claimed.extend(answer.claimed)
+        if answer.claimed and self.plan.has_recalls:
+            self.process.listen_to_recalls()
 
     def _wanted(self) -> list[str]:
         """The next calls of the message to claim: what starts within the commit window."""

@@ -19,11 +19,10 @@ from typing import NamedTuple, Protocol
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.errors import ClaimLost
 from mosaic_queues.transitions import Advance, Claim, Group
 from mosaic_tasks.execution.calls import Execution
 from mosaic_tasks.execution.holding import CLAIM_MOST, Finished, Holding
-from mosaic_tasks.execution.outcomes import Expand, Outcome, Unrecorded, Work, failure
+from mosaic_tasks.execution.outcomes import Expand, Outcome, Work
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.settling import Settling
@@ -89,12 +88,6 @@ class Flight:
     task: asyncio.Task[Callable[[], Outcome]] | None = None
     ending: Exception | None = None
     is_left: bool = False
-
-    def ended(self, reason: Exception) -> Outcome:
-        """What it comes to when it is cancelled: nothing, where it is somebody else's or nobody's."""
-        if isinstance(reason, ClaimLost):
-            return Unrecorded(str(reason))
-        return failure(self.work.node, self.work.claim, reason)
 
 
 class _Seat(NamedTuple):

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,9 +29,9 @@ from mosaic_queues.connection import told_error
 from mosaic_queues.errors import CallRevoked, ClaimLost, ServerRefused, UnknownRun
 from mosaic_queues.transitions import Claim
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
-from mosaic_tasks.execution.driver import STUCK_EXIT, known
+from mosaic_tasks.execution.driver import CLAIMS_EVERY_S, STUCK_EXIT, known
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue
-from mosaic_tasks.execution.outcomes import Outcome, Work, failure, timed_out
+from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, failure, timed_out
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
 from mosaic_tasks.execution.warming import Warmer
@@ -40,8 +40,6 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
 """The clerk looks so often at what takes too long."""
-CLAIMS_EVERY_S = 1.0
-"""And so often whether the claims of what runs still count."""
 AGAIN_S = 0.5
 """Pause before a server that does not answer is asked again."""
 BLOCKED_S = 30.0
@@ -53,17 +51,6 @@ STOP_S = 2.0
 COLLECT_MOST = 2048
 REFUSED_EXIT = 1
 """Exit code of a worker whose server denies it a right."""
-_PASSING = (
-    "BUSY",
-    "CLUSTERDOWN",
-    "MASTERDOWN",
-    "MISCONF",
-    "NOREPLICAS",
-    "READONLY",
-    "TRYAGAIN",
-    "UNKILLABLE",
-)
-"""With these words a server tells of a state, which passes; whatever else it answers, it answers again."""
 
 
 class _Given(NamedTuple):
@@ -72,10 +59,17 @@ class _Given(NamedTuple):
     done: Callable[[], object]
 
 
+class _Recalled(NamedTuple):
+    run_id: str
+
+
 class _Ended(NamedTuple):
     run: HostedRun
     flight: Flight
     outcome: Outcome | Callable[[], Outcome]
+
+
+_Item = _Given | _Recalled | _Ended | BlockingCalls
 
 
 class Host:
@@ -88,7 +82,7 @@ class Host:
 
     def __init__(self, process: Process, *, loop: asyncio.AbstractEventLoop, slots: Slots) -> None:
         self._process, self._loop, self._slots = process, loop, slots
-        self._inbox: SimpleQueue[_Given | _Ended | BlockingCalls | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Item | None] = SimpleQueue()
         self._blocking = Blocking(process, ended=self._inbox.put)
         self._runs: dict[str, HostedRun] = {}
         self._touched: dict[str, HostedRun] = {}
@@ -101,6 +95,7 @@ class Host:
         self._quiet = threading.Event()
         self._warmer = Warmer(self._beside)
         self._tasks: set[asyncio.Task[None]] = set()
+        process.recalls.add(self._recalled)
         self._clerk = threading.Thread(target=self._work, name="mosaic-clerk", daemon=True)
         self._clerk.start()
 
@@ -151,9 +146,13 @@ class Host:
         self._blocking.close()
 
     def _stop(self) -> None:
+        self._process.recalls.discard(self._recalled)
         self._closed = True
         self._inbox.put(None)
         self._clerk.join(STOP_S)
+
+    def _recalled(self, run_id: str, _calls: Sequence[str]) -> None:
+        self._inbox.put(_Recalled(run_id))
 
     # -- the clerk ---------------------------------------------------------------------------------------------------
 
@@ -184,13 +183,15 @@ class Host:
                     self._given(item)
                 case _Ended():
                     self._ended(item)
+                case _Recalled():
+                    self._end_lost([item.run_id])
                 case BlockingCalls():
                     self._leave(item.ticket, item.calls)
                     self._blocking.go_on()
             if (item := self._next(0.0)) is None:
                 break
 
-    def _next(self, timeout_s: float | None) -> _Given | _Ended | BlockingCalls | None:
+    def _next(self, timeout_s: float | None) -> _Item | None:
         try:
             return self._inbox.get_nowait() if timeout_s == 0.0 else self._inbox.get(timeout=timeout_s)
         except Empty:
@@ -388,7 +389,7 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - whatever ends a call is its outcome
             outcome = failure(work.node, work.claim, error)
         if flight.ending is not None:
-            outcome = flight.ended(flight.ending)
+            outcome = ended(work, flight.ending)
         self._inbox.put(_Ended(run, flight, outcome))
 
     # -- what takes too long -----------------------------------------------------------------------------------------
@@ -400,11 +401,13 @@ class Host:
             self._hand_back_blocking(now)
             self._end_revoked()
             self._end_overdue(now)
+            if self._in_flight:
+                self._process.listen_to_recalls()
             self._feel_loop(now)
             self._process.reporter.look(now)
         if now - self._looked >= CLAIMS_EVERY_S:
             self._looked = now
-            self._end_lost()
+            self._end_lost(list(self._runs))
         if self._drains and not self._is_busy:
             self._quiet.set()
 
@@ -428,9 +431,10 @@ class Host:
     def _flights(self) -> list[tuple[HostedRun, Flight]]:
         return [(run, flight) for run in list(self._runs.values()) for flight in list(run.flights.values())]
 
-    def _end_lost(self) -> None:
+    def _end_lost(self, run_ids: Iterable[str]) -> None:
         """Cancels what runs for nothing: its run is over, or its claim was taken back."""
-        held = {run_id: list(run.flights) for run_id, run in self._runs.items() if run.flights}
+        runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
+        held = {run_id: list(run.flights) for run_id, run in runs.items() if run.flights}
         if not held:
             return
         try:
@@ -440,7 +444,7 @@ class Host:
         for run_id, claims in zip(held, lost, strict=True):
             for claim in claims:
                 flight = self._runs[run_id].flights[claim]
-                self._cancel(flight, ClaimLost(f"call {claim.call!r} is over, or somebody else's"))
+                self._cancel(flight, claim_lost(claim))
 
     def _end_revoked(self) -> None:
         """Celery's `revoke`, of which Flower has a button, knows calls by the ids of their events."""
@@ -474,7 +478,7 @@ class Host:
             )
             self._cancel(flight, reason)
             flight.is_left = True
-            self._land(run, flight, flight.ended(reason))
+            self._land(run, flight, ended(flight.work, reason))
 
     def _feel_loop(self, now: float) -> None:
         """A loop that is blocked serves nobody; its process ends, and others go on with its calls."""
@@ -531,7 +535,7 @@ def _may_pass(error: RedisError) -> bool:
     told = told_error(error)
     if told is not None:
         return not isinstance(told, ServerRefused)
-    return type(error) is not ResponseError or any(word in str(error) for word in _PASSING)
+    return type(error) is not ResponseError
 
 
 def _longest_s(work: Work) -> float:

@@ -50,9 +50,9 @@ class Inputs:
     def fetch(self, calls: Iterable[str]) -> None:
         """Gets what is absent for these calls, in one round trip; another one for items of fan-outs that grow."""
         grown = [
-            call
+            CallId(call).own
             for call in calls
-            if CallId(call).item is not None and self._plan.node(CallId(call).node).plan.grows
+            if CallId(call).item is not None and _is_given(self._plan.node(CallId(call).node))
         ]
         if grown:
             self._fetch_grown(grown)
@@ -177,7 +177,7 @@ class Inputs:
 
     def item(self, call: str, node: PreparedNode, place: int, early: Early) -> Any:
         """The item of a call of a fan-out."""
-        if not node.plan.grows:
+        if not _is_given(node):
             return self.items(node, early)[place]
         if call not in self._grown:
             self._fetch_grown([call])
@@ -191,6 +191,11 @@ class Inputs:
         present = {call: envelope for call, envelope in found if envelope is not None}
         values = self._process.payloads.unpack_many(self._run_id, list(present.values()))
         self._grown.update(zip(present, values, strict=True))
+
+
+def _is_given(node: PreparedNode) -> bool:
+    """Whether the items of a node's calls were kept when those were made."""
+    return node.plan.grows or node.plan.asked_by is not None
 
 
 def output_call(source: int) -> str:

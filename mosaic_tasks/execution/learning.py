@@ -103,7 +103,11 @@ class Learning:
             self._own = self._own.pruned(time.time())
             own = Learned(self._holder, dict(self._own.histograms), dict(self._ratios))
             self._is_news = False
-        _REPORTS.publish(self._client, own, keys=self._keys)
+        try:
+            _REPORTS.publish(self._client, own, keys=self._keys)
+        except RedisError:
+            self._is_news = True  # still
+            raise
 
     def _adopt(self, learned: list[Learned]) -> None:
         others = [each for each in learned if each.holder != self._holder]

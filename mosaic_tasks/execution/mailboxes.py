@@ -18,6 +18,7 @@ from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
+from mosaic_tasks.execution.mixing import Mixing
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Outcome,
@@ -142,6 +143,8 @@ class Mailboxes:
         return outcome
 
     async def _run(self, work: Work) -> Outcome:
+        if work.node.plan.mixture is not None:
+            return Mixing(self._process, self._run_id, self._plan, work).run(work.opened)
         if work.node.plan.grows:
             growing = self._sessions[work.claim] = self._growing(work)
             await growing.run(work.opened)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from mosaic_queues.errors import CallError, CallTimeout, MosaicError, PayloadError
+from mosaic_queues.errors import CallError, CallTimeout, ClaimLost, MosaicError, PayloadError
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import Claim, Field, Mark, Usage
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
@@ -108,7 +108,14 @@ class Returned(NamedTuple):
     is_loss: bool
 
 
-Outcome = Value | Skip | Expand | Failure | Unrecorded | Returned
+class Overtaken(NamedTuple):
+    """A shadow has its answer and took over the call, which its process holds by `claim` now."""
+
+    claim: Claim
+    outcome: Value | Failure | Unrecorded
+
+
+Outcome = Value | Skip | Expand | Failure | Unrecorded | Returned | Overtaken
 
 
 def usage_of(work: Work, model: str, used: Any) -> Usage:
@@ -154,6 +161,18 @@ def retry_pause(node: PreparedNode, failures: int) -> float | None:
     grown = failures * math.log(max(retry.factor, 1.0))
     pause = retry.delay_s * retry.factor**failures if grown < LARGEST_LOG else retry.max_delay_s
     return min(pause * random.uniform(0.8, 1.2), retry.max_delay_s)  # noqa: S311 - spreads retries
+
+
+def ended(work: Work, reason: BaseException) -> Failure | Unrecorded:
+    """What a call comes to that was ended from outside: nothing, where it is somebody else's or nobody's."""
+    if isinstance(reason, ClaimLost):
+        return Unrecorded(str(reason))
+    return failure(work.node, work.claim, reason)
+
+
+def claim_lost(claim: Claim) -> ClaimLost:
+    """Why a call ends that does not count any more."""
+    return ClaimLost(f"call {claim.call!r} is over, or somebody else's")
 
 
 def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:

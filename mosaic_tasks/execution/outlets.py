@@ -75,7 +75,9 @@ class Outlet:
 
     @property
     def due_at(self) -> float:
-        """When what waits is to be published (monotonic)."""
+        """When what waits is to be published (monotonic); infinite: nothing waits."""
+        if not self.is_due:
+            return math.inf
         if self.waiting >= self.enough:
             return 0.0
         return self.flushed_at + (GATHER_S if self.is_outside else COALESCE_S)

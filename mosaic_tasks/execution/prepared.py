@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 from mosaic_queues.documents import path_text
 from mosaic_queues.errors import DefinitionError
-from mosaic_queues.transitions import CLOSE, MAILBOX, Group, JoinStep, Release
+from mosaic_queues.transitions import CLOSE, MAILBOX, SHADOW, Group, JoinStep, Release, is_shadow, shadowed
 from mosaic_routing.queues import ROUTED
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, NodePlan, Path, Plan
 from mosaic_tasks.definition.references import Label, label_in, prepare, refs_in
@@ -17,17 +17,22 @@ from mosaic_tasks.definition.templates import names_in, names_in_expression
 from mosaic_tasks.definition.tools import ToolSpec, resolve_tool
 from mosaic_tasks.execution.sharing import Lengths
 
-_CALL = re.compile(rf"[0-9]{{1,9}}(\.([0-9]{{1,9}}|{CLOSE}|{MAILBOX}))?")
+_CALL = re.compile(rf"[0-9]{{1,9}}(\.([0-9]{{1,9}}|{CLOSE}|{MAILBOX}))?({re.escape(SHADOW)})?")
 
 
 class CallId:
     """A call id taken apart: `"17"`, `"17.3"` (item 3), `"17.c"` (the close of the fan-out) or `"17.m"` (the mailbox of
-    a node that reads streams)."""
+    a node that reads streams).
 
-    __slots__ = ("closes", "item", "node", "reads")
+    Attributes:
+        own: the call itself, also of a shadow, which is the same call a second time.
+    """
+
+    __slots__ = ("closes", "is_shadow", "item", "node", "own", "reads")
 
     def __init__(self, call: str) -> None:
-        node, _, rest = call.partition(".")
+        self.own, self.is_shadow = shadowed(call), is_shadow(call)
+        node, _, rest = self.own.partition(".")
         self.node = int(node)
         self.closes = rest == CLOSE
         self.reads = rest == MAILBOX
@@ -128,7 +133,8 @@ class PreparedPlan:
             node = self.plan.nodes[number]
             calls = groups.setdefault(node.queue, [])
             if node.is_mailbox:
-                boxes.setdefault(node.queue, {})[f"{number}.{MAILBOX}"] = list(self.node(number).streams)
+                if node.mixture is None:  # that one begins by asking
+                    boxes.setdefault(node.queue, {})[f"{number}.{MAILBOX}"] = list(self.node(number).streams)
                 calls.append(f"{number}.{MAILBOX}")
             else:
                 calls.append(str(number))
@@ -143,6 +149,8 @@ class PreparedPlan:
 
     def steps(self, call: CallId) -> list[JoinStep]:
         """The joins that a finished call raises."""
+        if self.plan.nodes[call.node].asked_by is not None:
+            return []
         if call.item is not None:
             return [JoinStep(f"n{call.node}", 0, [self.close_of(call.node)])]
         node = self.plan.nodes[call.node]
@@ -151,6 +159,8 @@ class PreparedPlan:
 
     def raised(self, call: CallId) -> list[str]:
         """The names of the joins that a finished call raises by itself, whatever parts of it are waited for."""
+        if self.plan.nodes[call.node].asked_by is not None:
+            return []
         if call.item is not None:
             return [f"n{call.node}"]
         return [str(join) for join in self.plan.nodes[call.node].raises]
@@ -221,10 +231,20 @@ class PreparedPlan:
         node = self.plan.nodes[named.node]
         return node.agent is not None and (named.item is not None or node.for_each is None)
 
+    def is_asked(self, call: str) -> bool:
+        """Whether a mixture made such a call."""
+        return self.plan.nodes[int(call.partition(".")[0])].asked_by is not None
+
     @cached_property
     def has_routed(self) -> bool:
         """Whether the router places any of its calls."""
         return any(node.queue == ROUTED for node in self.plan.nodes)
+
+    @cached_property
+    def has_recalls(self) -> bool:
+        """Whether claims of its calls may end while they run and the run goes on: what is asked twice, or asked no
+        more."""
+        return self.has_routed or any(getattr(node, "mixture", None) is not None for node in self.plan.nodes)
 
     def learned_name(self, number: int) -> str:
         """Under which name the lengths of a node's prompts and answers are learned."""

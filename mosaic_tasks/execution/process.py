@@ -25,6 +25,7 @@ from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, incarnation, live_processes
 from mosaic_queues.outbox import BatchSize, Outbox, Stencil
 from mosaic_queues.payloads import PayloadStore
+from mosaic_queues.recalls import RecallListener
 from mosaic_queues.settings import Settings, settings
 from mosaic_queues.transitions import Claim, Group, Redo
 from mosaic_routing.guards import Guards, Limited, ServerBackend
@@ -34,7 +35,7 @@ from mosaic_tasks.execution.learning import Learning
 from mosaic_tasks.execution.loop import close_loop
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.reporting import Reporter
-from mosaic_tasks.execution.sent import Sent
+from mosaic_tasks.execution.sent import Sent, Straggler
 from mosaic_tasks.execution.sharing import Lengths, batch_size
 
 PLANS_KEPT = 32
@@ -67,10 +68,12 @@ class Places(Protocol):
     def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         """Records where they go; returns those to be published now, by the priority of their messages."""
 
-    def elsewhere(
-        self, run_id: str, plan: PreparedPlan, call: str, sent: Sent, elapsed_s: float
-    ) -> Sent | None:
-        """Where a call that takes long is worth being asked a second time; None: nowhere now."""
+    def begins(self) -> None:
+        """A call is asked here; of so many, some may be asked a second time elsewhere."""
+
+    def hedge(self, run_id: str, plan: PreparedPlan, straggler: Straggler) -> str:
+        """Has a call that takes long asked a second time, where that is worth it. Returns the target, or an empty
+        text: not now."""
 
     def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
         """Limits did not let a call through where it was sent: it is to go elsewhere, or to wait."""
@@ -81,6 +84,7 @@ class Process:
 
     Attributes:
         serves: the queues whose calls this process may go on to without the broker.
+        recalls: hears which calls of this process do not count any more, once it listens.
         host: runs calls on an event loop that they share, where the worker has the async pool.
         places: decides where calls go that the router is to place.
     """
@@ -91,6 +95,7 @@ class Process:
         self.client: Redis = connect(ledger_url(app))
         self.once: Redis = sending_once(self.client)
         self.ledger = Ledger(self.client, once=self.once, namespace=self.settings.namespace)
+        self.recalls = RecallListener(self.client, self.ledger.keys)
         self.payloads = PayloadStore.from_settings(self.client)
         self._ahead_s = 0.0
         self._compare_clocks()
@@ -163,6 +168,10 @@ class Process:
         """A name under which a part of this process claims."""
         return f"{self.holder}#{next(self._parts)}"
 
+    def listen_to_recalls(self) -> None:
+        """Called while something runs, so that calls which do not count any more end at once."""
+        self.recalls.listen(self.holder)
+
     def let_go(self, run_id: str, claimant: str) -> None:
         """Hands back what a part of this process still holds of a run; when the server is away, with a later beat."""
         self._leaving.add((run_id, claimant))
@@ -181,6 +190,7 @@ class Process:
     def close(self) -> None:
         """Says goodbye; what is still claimed is re-issued."""
         close_loop()
+        self.recalls.close()
         close_hub(self.client, self.ledger.keys)
         if "guards" in self.__dict__:
             self.guards.close()
@@ -241,8 +251,12 @@ class Process:
 
     def publish(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> None:
         """Publishes ready calls in batches that suit their measured length and the workers there are."""
-        for level, placed in self._placed(run_id, plan, groups).items():
-            self.outbox.publish(run_id, placed, batch_size=self._batch_size(plan), priority=level)
+        self.publish_placed(run_id, plan, self._placed(run_id, plan, groups))
+
+    def publish_placed(self, run_id: str, plan: PreparedPlan, placed: Mapping[int, Sequence[Group]]) -> None:
+        """The same of calls whose queues are known, by the priority of their messages."""
+        for level, groups in placed.items():
+            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan), priority=level)
 
     def _placed(
         self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]

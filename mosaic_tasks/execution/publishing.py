@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -14,12 +15,14 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.content import ContentKind, content_of, nothing
+from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, PayloadError
 from mosaic_queues.outbox import Stencil
 from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
-from mosaic_tasks.execution.outlets import Outlet
+from mosaic_tasks.execution.flushing import Flushing, Steps, flush_together
+from mosaic_tasks.execution.outlets import COALESCE_S, Outlet
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.redoing import redo_of
@@ -121,10 +124,11 @@ class Publication:
     def _add(self, outlet: Outlet, piece: Any) -> None:
         with self._lock:
             self._check()
+            told_at = outlet.due_at
             outlet.add(piece)
-            is_due, due_at = outlet.is_due, outlet.due_at
+            due_at = outlet.due_at
             is_ahead = outlet.waiting >= FLUSHES_AHEAD * outlet.enough
-        if is_due:
+        if due_at < told_at:
             publisher().due(self, at=due_at)
         if is_ahead:
             self._wait_for_room(outlet)
@@ -223,10 +227,20 @@ class Publication:
             ClaimLost: the claim is not this one any more.
             PayloadError: something cannot be stored.
         """
+        flushing = self.flushing(all_=all_)
+        flush_together([flushing])
+        if flushing.error is not None:
+            raise flushing.error
+
+    def flushing(self, *, all_: bool) -> Flushing:
+        """A flush that others may share their trips with."""
+        return Flushing(self._process.ledger, self._steps(all_=all_))
+
+    def _steps(self, *, all_: bool) -> Steps:
         with self._flushing:
             try:
                 self._take(all_=all_)
-                self._send()
+                yield from self._send()
             except RedisError:
                 raise
             except Exception as error:
@@ -236,10 +250,10 @@ class Publication:
                 with self._room:
                     self._room.notify_all()
 
-    def next_due(self) -> float | None:
-        """When something is to be published that waits still (monotonic); None: nothing waits."""
+    def next_due(self) -> float:
+        """When something is to be published that waits still (monotonic); infinite: nothing waits."""
         with self._lock:
-            return min((each.due_at for each in self._outlets.values() if each.is_due), default=None)
+            return min((each.due_at for each in self._outlets.values()), default=math.inf)
 
     def _take(self, *, all_: bool) -> None:
         """Makes a batch of what waits. It is there before it is filled: nothing that was taken is lost when the content
@@ -250,22 +264,25 @@ class Publication:
             fields, self._fields = self._fields, []
             self._batches.append((flushes, fields, list(self._joins.values()) if fields else []))
             for outlet in self._outlets.values():
-                if all_ or not outlet.is_outside or outlet.due_at <= now:
+                if all_ or not outlet.is_outside or outlet.due_at < now + COALESCE_S:  # before the next beat
                     outlet.flushed_at = now
                     flush = outlet.take(partial(self._pack_chunk, outlet))
                     flushes.extend([flush] if flush is not None else [])
 
-    def _send(self) -> None:
+    def _send(self) -> Steps:
         try:
-            self._publish_batches()
+            yield from self._publish_batches()
         except IllegalTransition as error:
             log.warning("publication.gap", what="chunks were lost, they are sent again", error=str(error))
             self._mend()
-            self._publish_batches()
+            yield from self._publish_batches()
 
-    def _publish_batches(self) -> None:
+    def _publish_batches(self) -> Steps:
         while self._batches:
-            self._publish(*self._batches[0])
+            flushes, fields, joins = self._batches[0]
+            if flushes or fields:
+                ready = yield self._delivery(flushes, fields, joins)
+                self._process.publish(self._run_id, self._plan, ready)
             self._batches.popleft()
 
     def _mend(self) -> None:
@@ -284,19 +301,11 @@ class Publication:
         """What the server says of a stream."""
         return content_of(self._process.ledger.chunks(self._run_id, outlet.stream), self._unpack, outlet.kind)
 
-    def _publish(self, flushes: Sequence[Flush], fields: Sequence[Field], joins: Sequence[JoinStep]) -> None:
-        if not (flushes or fields):
-            return
-        ready = self._process.ledger.publish(
-            self._run_id,
-            self._claim,
-            holder=self._holder,
-            flushes=flushes,
-            fields=fields,
-            joins=joins,
-            letters=self._letters(flushes),
-        )
-        self._process.publish(self._run_id, self._plan, ready)
+    def _delivery(
+        self, flushes: Sequence[Flush], fields: Sequence[Field], joins: Sequence[JoinStep]
+    ) -> Delivery:
+        letters = self._letters(flushes)
+        return Delivery(self._run_id, self._claim, self._holder, flushes, fields, joins, letters)
 
     def _letters(self, flushes: Sequence[Flush]) -> list[Letter]:
         """What wakes the readers, but for those that are too many to be sent a letter with each flush."""
@@ -363,25 +372,31 @@ class Publication:
 
 
 class Publisher:
-    """The thread that flushes this process's publications when they are due."""
+    """The thread that flushes this process's publications when they are due.
+
+    What need not go at once goes on a beat that all share, so that a trip serves as many as there are.
+    """
 
     def __init__(self) -> None:
         self._due: dict[Publication, float] = {}
         self._changed = threading.Condition()
+        self._began = time.monotonic()
+        self._sleeps_until = math.inf
         self._thread = threading.Thread(target=self._run, name="mosaic-publisher", daemon=True)
         self._thread.start()
 
     def due(self, publication: Publication, *, at: float) -> None:
-        """Flushes a publication at a monotonic time, or earlier if it is due already."""
+        """Flushes a publication at the last beat up to a monotonic time, or earlier if it is due already."""
+        beat = at - (at - self._began) % COALESCE_S
         with self._changed:
-            if at < self._due.get(publication, float("inf")):
-                self._due[publication] = at
-                self._changed.notify()
+            if beat < self._due.get(publication, math.inf):
+                self._due[publication] = beat
+                if beat < self._sleeps_until:
+                    self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            for publication in self._next():
-                self._flush(publication)
+            self._flush(self._next())
 
     def _next(self) -> list[Publication]:
         with self._changed:
@@ -392,22 +407,35 @@ class Publisher:
                     for publication in ready:
                         del self._due[publication]
                     return ready
-                self._changed.wait(min(self._due.values()) - now if self._due else None)
+                self._sleeps_until = min(self._due.values(), default=math.inf)
+                self._changed.wait(self._sleeps_until - now if self._due else None)
+                self._sleeps_until = -math.inf
 
-    def _flush(self, publication: Publication) -> None:
-        try:
-            publication.flush(all_=False)
-            if (at := publication.next_due()) is not None:
-                self.due(publication, at=at)
-        except ClaimLost as error:
-            log.info("publisher.lost", what="chunks refused, the call ends at its next one", error=str(error))
-        except RedisError as error:
-            log.warning("publisher.down", what="server does not answer, chunks wait", error=str(error))
-            self.due(publication, at=time.monotonic() + AGAIN_S)
-        except PayloadError as error:
-            log.info("publisher.refused", what="chunks cannot be stored, the call fails", error=str(error))
-        except Exception:
-            log.exception("publisher.failed", what="chunks could not be published, the call fails")
+    def _flush(self, publications: Sequence[Publication]) -> None:
+        flushes = [publication.flushing(all_=False) for publication in publications]
+        flush_together(flushes)
+        for publication, flushing in zip(publications, flushes, strict=True):
+            self._flushed(publication, flushing.error)
+
+    def _flushed(self, publication: Publication, error: Exception | None) -> None:
+        match error:
+            case None:
+                if (at := publication.next_due()) < math.inf:
+                    self.due(publication, at=at)
+            case ClaimLost():
+                log.info(
+                    "publisher.lost", what="chunks refused, the call ends at its next one", error=str(error)
+                )
+            case RedisError():
+                log.warning("publisher.down", what="server does not answer, chunks wait", error=str(error))
+                self.due(publication, at=time.monotonic() + AGAIN_S)
+            case PayloadError():
+                log.info(
+                    "publisher.refused", what="chunks cannot be stored, the call fails", error=str(error)
+                )
+            case _:
+                what = "chunks could not be published, the call fails"
+                log.error("publisher.failed", what=what, exc_info=error)
 
 
 _publishers: dict[int, Publisher] = {}

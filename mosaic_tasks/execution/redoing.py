@@ -35,6 +35,8 @@ def _dependants(plan: PreparedPlan, again: set[int]) -> set[int]:
     for number, node in enumerate(plan.plan.nodes):
         for dep in node.deps:
             readers.setdefault(dep, []).append(number)
+        if node.asked_by is not None:
+            readers.setdefault(node.asked_by, []).append(number)  # a mixture asks anew
     waiting = list(again)
     while waiting:
         fresh = set(readers.get(waiting.pop(), ())) - again

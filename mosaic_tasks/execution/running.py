@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from mosaic_queues.errors import ClaimLost
+from mosaic_queues.transitions import Claim
 from mosaic_tasks.execution.interrupting import Interruptible
-from mosaic_tasks.execution.outcomes import Work
+from mosaic_tasks.execution.outcomes import Work, claim_lost
 
 GRACE_S = 5.0
 """What resists its interruption for so long costs its process."""
@@ -40,14 +42,15 @@ class Running:
         self._insisted_at = 0.0
         self.reason: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Claim, asyncio.Task[None]] = {}
+        self._endings: dict[Claim, ClaimLost] = {}
 
-    def begin(self) -> None:
-        """Called by each task of the event loop."""
+    def begin(self, work: Work) -> None:
+        """A call begins; called by its task of the event loop."""
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.append(task)
+        self._tasks[work.claim] = task
 
     def end(self, work: Work) -> None:
         """A call is over."""
@@ -69,10 +72,28 @@ class Running:
             return
         self._interrupted_at, self._insisted_at, self.reason = now, now, reason
         if politely and self._together and self._loop is not None:
-            for task in list(self._tasks):
-                self._loop.call_soon_threadsafe(task.cancel)
+            for task in list(self._tasks.values()):
+                self._cancel(task)
         else:
             self.context.interrupt(reason)
+
+    def end_lost(self, lost: Sequence[Claim], now: float) -> None:
+        """Ends those calls that do not count any more; others beside them go on. When all that still run were told so
+        before, they are ended like any that resist."""
+        if lost and (not self._together or all(work.claim in self._endings for work in list(self.works))):
+            self.interrupt(claim_lost(lost[0]), now, politely=True)
+        for claim in lost:
+            if claim in self._tasks and claim not in self._endings:
+                self._endings[claim] = claim_lost(claim)
+                self._cancel(self._tasks[claim])
+
+    def ending(self, work: Work) -> ClaimLost | None:
+        """Why a call alone was cancelled."""
+        return self._endings.get(work.claim)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
 
     def insist(self, now: float) -> None:
         """Interrupts again what still runs."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
-from mosaic_routing.pool import API
+from mosaic_queues.transitions import Claim
+from mosaic_routing.pool import API, Price
 from mosaic_routing.targets import Decision
 
 
@@ -26,6 +28,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         level: the priority of its message, and of its request in the engine.
         is_bound: other classes host its model, and may not answer it.
         is_unserved: nowhere, and not for limits: no worker here could answer it.
+        hedges: of a shadow, the target where the call itself takes long.
     """
 
     decision: Decision
@@ -42,6 +45,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     level: int = 0
     is_bound: bool = False
     is_unserved: bool = False
+    hedges: str = ""
 
     @property
     def is_provider(self) -> bool:
@@ -53,6 +57,22 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         """Its name in the pool."""
         return self.deployment.partition("/")[2]
 
+    def taken_to(self, target: str, deployment: str, *, price: Price | None) -> Sent:
+        """The same call at a target that took it from the one that it was sent to.
+
+        Args:
+            price: of the deployment; None: the pool does not say, and what was predicted stands.
+        """
+        price = price or Price(input=self.input_price, output=self.output_price)
+        return msgspec.structs.replace(
+            self,
+            decision=msgspec.structs.replace(self.decision, target=target),
+            deployment=deployment,
+            machine=target.rpartition("@")[2],
+            input_price=price.input,
+            output_price=price.output,
+        )
+
     def cost(self, input_tokens: float, output_tokens: float) -> float:
         """US dollars."""
         return (input_tokens * self.input_price + output_tokens * self.output_price) / 1e6
@@ -62,9 +82,25 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.msgpack.encode(self)
 
 
+class Straggler(NamedTuple):
+    """A call that takes long where it was sent; `tokens_s`: what it is known to write there in a second."""
+
+    claim: Claim
+    holder: str
+    sent: Sent
+    elapsed_s: float
+    tokens_s: float
+
+
 def permit_of(run_id: str, call: str) -> str:
-    """The name of a call's permit."""
+    """What limits and the router know a call by."""
     return f"{run_id}/{call}"
 
 
-__all__ = ["Sent", "permit_of"]
+def lease_of(run_id: str, call: str, fence: int) -> str:
+    """Under which name a call is a load of its target: that of one claim, so that nobody who lost the call takes the
+    load of who has it now away."""
+    return f"{permit_of(run_id, call)}#{fence}"
+
+
+__all__ = ["Sent", "lease_of", "permit_of"]

@@ -7,7 +7,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.errors import ClaimLost
-from mosaic_queues.transitions import Advance, Claim, Done, DoneKind, Usage
+from mosaic_queues.transitions import Advance, Claim, Done, DoneKind, Usage, is_shadow
 from mosaic_tasks.definition.plan import NodePlan
 from mosaic_tasks.execution.holding import Holding
 from mosaic_tasks.execution.outcomes import (
@@ -15,6 +15,7 @@ from mosaic_tasks.execution.outcomes import (
     Expand,
     Failure,
     Outcome,
+    Overtaken,
     Returned,
     Skip,
     Unrecorded,
@@ -57,10 +58,32 @@ class Settling:
                     with self._holding.lock:
                         self._holding.finished.usages.append(usage)
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
+            case Overtaken(of_call, own):
+                self.settle(of_call, own, length_s)
+                self._process.reporter.succeeded(self._run_id, claim.call, length_s, "it answered first")
+            case Failure() | Returned() if is_shadow(claim.call):
+                self._drop(claim, outcome)
             case Failure():
                 self.fail(claim, outcome)
             case Returned():
                 self._return(claim, outcome)
+
+    def _drop(self, claim: Claim, outcome: Failure | Returned) -> None:
+        """A shadow that has no answer to give is gone; the call itself goes on where it is."""
+        back = [(claim.call, claim.fence)]
+        self._process.ledger.hand_back(self._run_id, back, holder=self._holding.claimant)
+        reason = outcome.error if isinstance(outcome, Failure) else outcome.reason
+        if isinstance(outcome, Failure) and outcome.usage is not None:
+            with self._holding.lock:
+                self._holding.finished.usages.append(outcome.usage)
+        self._process.reporter.failed(self._run_id, claim.call, reason, retried=False)
+        log.info(
+            "call.shadow_dropped",
+            what="asking a second time has failed, the call itself goes on",
+            run=self._run_id,
+            call=claim.call,
+            error=reason,
+        )
 
     def _return(self, claim: Claim, outcome: Returned) -> None:
         """The call is ready again. Why is told once, by what watches the engine."""
@@ -138,7 +161,9 @@ class Settling:
         node = self._plan.node(CallId(claim.call).node)
         failures = 0 if outcome.is_first else claim.failures
         pause = retry_pause(node, failures) if outcome.retryable else None
-        if pause is None and node.plan.on_failure != "fail":
+        if pause is None and self._plan.is_asked(claim.call):
+            self._tell_mixture(claim, outcome.error)
+        elif pause is None and node.plan.on_failure != "fail":
             self._end_in_spite(claim, node.plan, outcome.error)
         else:
             self._process.ledger.fail(
@@ -159,6 +184,13 @@ class Settling:
             error=outcome.error,
             retry_s=pause,
         )
+
+    def _tell_mixture(self, claim: Claim, error: str) -> None:
+        """The failure is what the mixture hears."""
+        execution = self._holding.execution
+        heard = execution.in_spite(claim, error)
+        ending = execution.endings.of_value(CallId(claim.call), heard)
+        self._finish(claim, self._process.payloads.pack(self._run_id, heard), skipped=False, ending=ending)
 
     def _end_in_spite(self, claim: Claim, node: NodePlan, error: str) -> None:
         """The declared way out of a failure: skipped, or with its default. Where the claim is lost, another attempt

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mosaic_queues.documents import path_text
 from mosaic_queues.liveness import LiveProcess
-from mosaic_queues.transitions import MAILBOX, LiveCall
+from mosaic_queues.transitions import MAILBOX, LiveCall, is_shadow
 from mosaic_routing.inventory import EngineReport
 from mosaic_routing.queues import ROUTED
 from mosaic_routing.serving import hosted_model, worker_commands
@@ -58,12 +58,18 @@ def explain(
     if view.status != "running":
         return [Explanation("", ending(view))]
     by_node: dict[int, list[LiveCall]] = {}
+    shadows: dict[int, list[LiveCall]] = {}
     for call in live_calls:
+        if is_shadow(call.call):
+            shadows.setdefault(int(call.call.partition(".")[0]), []).append(call)
+            continue
         by_node.setdefault(int(call.call.partition(".")[0]), []).append(call)
     world, producers = _World(processes, engines, now_ms, sweep_s), _Producers(plan, view, said)
     active = [
         Explanation(
-            view.nodes[number].name, _active(plan.nodes[number], view.nodes[number], calls, world, producers)
+            view.nodes[number].name,
+            _active(plan.nodes[number], view.nodes[number], calls, world, producers)
+            + _again(plan.nodes[number], view.nodes[number], shadows.get(number, ()), world),
         )
         for number, calls in sorted(by_node.items())
     ]
@@ -116,7 +122,12 @@ class _World:
         self.slots: dict[str, list[int]] = {}
         for process in processes:
             for queue in process.queues:
-                self.slots.setdefault(queue, []).append(process.slots)
+                self.slots.setdefault(queue, []).append(self._slots(process, queue))
+
+    def _slots(self, process: LiveProcess, queue: str) -> int:
+        """How many calls of a queue a process runs at once: of a model that it hosts, what its engine has room for."""
+        hosted = [each for each in self._engines if each.holder == process.name and queue in each.queues]
+        return sum(each.running + each.slots for each in hosted) if hosted else process.slots
 
     def since(self, at_ms: int) -> str:
         return duration(self.now_ms - at_ms)
@@ -149,6 +160,19 @@ def _active(
             f"sent to {node.route}" if node.target else f"the router has no place for it: {node.route}"
         )
     return "; ".join(clauses)
+
+
+def _again(plan: NodePlan, node: NodeView, shadows: Sequence[LiveCall], world: _World) -> str:
+    """What is asked a second time, and how often that came first."""
+    clauses = []
+    if shadows:
+        subject = "it is" if plan.for_each is None else f"{counted(len(shadows), 'item')} taking long"
+        told = f"{subject} asked a second time" if plan.for_each is None else f"{subject}, asked a second time"
+        since = world.since(min(call.at_ms for call in shadows))
+        clauses.append(f"; {told} since {since}, last at {node.hedge}")
+    if node.overtakes:
+        clauses.append(f"; {counted(node.overtakes, 'second asking')} answered first")
+    return "".join(clauses)
 
 
 def _items(node: NodeView) -> str:

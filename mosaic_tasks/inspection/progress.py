@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, cast, get_args
 
 from mosaic_queues.events import Event
-from mosaic_queues.transitions import CallState, RunStatus
+from mosaic_queues.transitions import CallState, RunStatus, is_shadow
 from mosaic_tasks.definition.plan import NodeKind, NodePlan, Plan
 
 NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
@@ -43,6 +43,8 @@ class NodeView(NamedTuple):
         tags: what the workflow says about it for people and programs.
         target: where the router sent a call last; empty: nowhere yet, or it decides nothing here.
         route: why.
+        hedge: where a call was asked a second time last, since it took long; empty: nowhere.
+        overtakes: how many calls were answered first by those whom they were asked a second time.
     """
 
     name: str
@@ -72,6 +74,8 @@ class NodeView(NamedTuple):
     tags: tuple[str, ...] = ()
     target: str = ""
     route: str = ""
+    hedge: str = ""
+    overtakes: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -142,6 +146,8 @@ class Progress:
         self._apply: dict[str, Callable[[_Node, str, Event], None]] = {
             "ready": self._ready,
             "routed": self._routed,
+            "hedged": self._hedged,
+            "overtaken": self._overtaken,
             "claimed": self._claimed,
             "done": self._finished,
             "skipped": self._finished,
@@ -166,6 +172,8 @@ class Progress:
         change = self._apply[event.kind]
         for call in event.calls:
             number = int(call.partition(".")[0])
+            if is_shadow(call) and event.kind not in ("hedged", "usage"):
+                continue  # the call itself is where it was
             change(self._nodes[number], call, event)
             touched[number] = None
         return list(touched)
@@ -207,6 +215,8 @@ class Progress:
             tags=plan.tags,
             target=node.target,
             route=node.route,
+            hedge=node.hedge,
+            overtakes=node.overtakes,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
@@ -223,6 +233,14 @@ class Progress:
         if event.pause_ms:
             node.move(call, "delayed")
             node.retry_at_ms = event.at_ms + event.pause_ms
+
+    def _hedged(self, node: _Node, _call: str, event: Event) -> None:
+        node.hedge = event.target
+
+    def _overtaken(self, node: _Node, call: str, event: Event) -> None:
+        node.move(call, "claimed")
+        node.holder, node.target = event.holder, node.hedge or node.target
+        node.overtakes += 1
 
     def _claimed(self, node: _Node, call: str, event: Event) -> None:
         goes_on = node.move(call, "claimed") == "idle"
@@ -321,9 +339,11 @@ class _Node:
         "final",
         "finished",
         "grows",
+        "hedge",
         "holder",
         "live",
         "losses",
+        "overtakes",
         "plan",
         "ready_ms",
         "retries",
@@ -350,7 +370,8 @@ class _Node:
         self.started_ms: int | None = None
         self.claimed_ms: int | None = None
         self.ended_ms: int | None = None
-        self.holder = self.error = self.target = self.route = ""
+        self.holder = self.error = self.target = self.route = self.hedge = ""
+        self.overtakes = 0
         self.tokens, self.cached_tokens, self.cost_usd = (0, 0), 0, 0.0
         self.epoch = 0
 

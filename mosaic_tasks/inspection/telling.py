@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mosaic_queues.events import Event
-from mosaic_queues.transitions import CLOSE, MAILBOX
+from mosaic_queues.transitions import CLOSE, MAILBOX, is_shadow, shadowed
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.wording import counted, dollars, duration, listed
 
@@ -89,6 +89,10 @@ def _about(event: Event) -> str:
         return f"into {event.detail}"
     if event.kind == "ready":
         return f"in queue {event.detail}"
+    if event.kind == "hedged":
+        return f"to {event.detail}"
+    if event.kind == "overtaken":
+        return "answered first where it was asked again"
     if event.kind == "routed":
         return event.detail if event.target else f"nowhere for {duration(event.pause_ms)}: {event.detail}"
     if any(event.tokens):
@@ -112,12 +116,13 @@ def _cost(event: Event) -> str:
 
 
 def call_name(plan: Plan, call: str) -> str:
-    """A call for people: `people`, `sections[3]`, `sections[close]`; a mailbox has the name of its node."""
-    number, dot, rest = call.partition(".")
-    name = plan.nodes[int(number)].name
+    """A call for people: `people`, `sections[3]`, `sections[close]`; a mailbox has the name of its node, and a shadow is
+    the `people (again)`."""
+    number, dot, rest = shadowed(call).partition(".")
+    name, again = plan.nodes[int(number)].name, " (again)" if is_shadow(call) else ""
     if not dot or rest == MAILBOX:
-        return name
-    return f"{name}[{'close' if rest == CLOSE else rest}]"
+        return name + again
+    return f"{name}[{'close' if rest == CLOSE else rest}]{again}"
 
 
 def _is_mailbox(call: str) -> bool:

@@ -14,7 +14,15 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.exceptions import NoPermissionError, OutOfMemoryError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from mosaic_queues.errors import (
@@ -40,6 +48,27 @@ _SECRET_OPTIONS = frozenset({"password", "ssl_password"})
 _HIDDEN = "***"
 # A script's command that was refused comes as a plain error with one of these words in it.
 _FULL = "OOM command not allowed"
+_STATES = {
+    "BUSY": "it runs a long script; wait, or end that by SCRIPT KILL",
+    "CLUSTERDOWN": "its cluster lacks nodes; bring them back",
+    "LOADING": "it still reads its data from disk; wait",
+    "MASTERDOWN": "it is a replica that has lost its primary; name the primary in MOSAIC_REDIS_URL, or bring it back",
+    "MISCONF": "it cannot write its data to disk; its log says why",
+    "NOREPLICAS": "it has fewer replicas than min-replicas-to-write asks for; bring them back",
+    "READONLY": "it is a replica; name the primary in MOSAIC_REDIS_URL",
+    "TRYAGAIN": "its keys move to another node; wait",
+    "UNKILLABLE": "it runs a script that has written already; wait",
+}
+"""The words by which a server tells of a state that passes, what that is and what to do. Whatever else it answers, it
+answers again."""
+_STATE = re.compile(rf"\b({'|'.join(_STATES)})\b")
+_STATE_OF: dict[type[Exception], str] = {  # these come without the word
+    BusyLoadingError: "LOADING",
+    ClusterDownError: "CLUSTERDOWN",
+    MasterDownError: "MASTERDOWN",
+    ReadOnlyError: "READONLY",
+    TryAgainError: "TRYAGAIN",
+}
 _FORBIDDEN = ("ACL failure in script", "NOPERM", "The user executing the script can't")
 
 
@@ -178,7 +207,7 @@ def server_errors(url: str | None = None) -> Iterator[None]:
         url: of the server, for messages; that of `server_urls()` when None.
 
     Raises:
-        ServerUnavailable: the server does not answer, or refuses the user or password.
+        ServerUnavailable: the server does not answer, refuses the user or password, or is in a state that passes.
         ServerFull: its memory limit is reached.
         ServerRefused: its user lacks a right.
     """
@@ -200,6 +229,8 @@ def told_error(error: Exception, url: str | None = None) -> ServerError | None:
     where, said = ("the server", str(error)) if url is None else _named(error, url)
     if isinstance(error, redis.AuthenticationError):
         return ServerUnavailable(f"{where} refuses the user or password ({said}); correct MOSAIC_REDIS_URL")
+    if (state := _state(error)) is not None:
+        return ServerUnavailable(f"{where} does not serve now ({said}): {_STATES[state]}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return ServerUnavailable(
             f"{where} does not answer ({said}); start it, correct MOSAIC_REDIS_URL, or unset it to use the "
@@ -216,6 +247,14 @@ def told_error(error: Exception, url: str | None = None) -> ServerError | None:
             "user in MOSAIC_REDIS_URL"
         )
     return None
+
+
+def _state(error: Exception) -> str | None:
+    """The word for the state of the server that an error tells of; None: of none."""
+    if (known := _STATE_OF.get(type(error))) is not None:
+        return known
+    found = _STATE.search(str(error)) if isinstance(error, redis.ResponseError) else None
+    return found[0] if found else None
 
 
 def _named(error: Exception, url: str) -> tuple[str, str]:

@@ -15,6 +15,8 @@ EventKind = Literal[
     "opened",
     "ready",
     "routed",
+    "hedged",
+    "overtaken",
     "claimed",
     "done",
     "skipped",
@@ -26,6 +28,8 @@ EventKind = Literal[
     "lost",
     "idle",
     "redo",
+    "cut",
+    "decided",
     "closed",
 ]
 
@@ -40,8 +44,9 @@ class Event(NamedTuple):
         holder: the process, where one acted.
         detail: queue of `ready`; error of `retry` and `failed`; item count of `expanded`; status of `closed`;
             workflow name of `opened`; model of `usage`; number of the new epoch of `redo`, whose calls are its nodes;
-            reason of `routed`.
-        target: of `routed`.
+            reason of `routed` and `hedged`, whose call is the shadow; of `decided` what a mixture came to, as JSON.
+        target: of `routed` and `hedged`.
+        fence: of `routed` and `hedged`, of the claim that comes next.
         pause_ms: of `retry`, and of `routed` where it goes nowhere yet.
         tokens: of `usage`: input and output.
         cached_tokens: of `usage`: so many of the input were spared by a prefix cache.
@@ -59,6 +64,7 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     cost_usd: float | None = None
     target: str = ""
+    fence: int = 0
 
 
 def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> list[Event]:
@@ -146,8 +152,29 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
                 cost_usd=None if cost == "" else cost,
             )
         case "routed":
-            _, call, target, reason, pause_ms = raw
-            return Event(event_id, at_ms, kind, (call,), detail=reason, pause_ms=int(pause_ms), target=target)
+            _, call, target, reason, pause_ms, fence = raw
+            return Event(
+                event_id,
+                at_ms,
+                kind,
+                (call,),
+                detail=reason,
+                pause_ms=int(pause_ms),
+                target=target,
+                fence=int(fence),
+            )
+        case "hedged":
+            _, call, target, reason, holder, fence = raw
+            return Event(
+                event_id,
+                at_ms,
+                kind,
+                (call,),
+                holder=process_of(holder),
+                detail=reason,
+                target=target,
+                fence=int(fence),
+            )
         case "expanded":
             return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))
         case "retry":
@@ -165,6 +192,8 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
             return Event(event_id, at_ms, kind, nodes, holder=process_of(raw[2]), detail=str(int(raw[3])))
         case "failed":
             return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=raw[2])
+        case "decided":
+            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=process_of(raw[2]), detail=raw[3])
         case "closed":
             return Event(event_id, at_ms, kind, detail=f"{raw[1]}: {raw[2]}" if raw[2] else raw[1])
         case _:

@@ -40,6 +40,10 @@ class Keys:
         """What a live process says of itself; expires with it."""
         return f"{self.namespace}:holder:{name}"
 
+    def recalls(self, holder: str) -> str:
+        """Where a process is told that calls which it runs do not count any more."""
+        return f"{self.namespace}:recalls:{holder}"
+
     def once(self, key: str) -> str:
         """The run that an idempotency key stands for."""
         return f"{self.namespace}:once:{key}"

@@ -13,16 +13,17 @@ from typing import Any, Literal, cast
 import msgspec
 from redis import Redis
 
+from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.keys import Keys
+from mosaic_queues.recalls import Recalled, Recalls
 from mosaic_queues.scripts import Script
-from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Flush, Letter, chunks_of
+from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, chunks_of
 from mosaic_queues.transitions import (
     Advance,
     CallState,
     Claim,
     Done,
-    Field,
     Group,
     JoinStep,
     LiveCall,
@@ -34,6 +35,7 @@ from mosaic_queues.transitions import (
     RunStatus,
     Usage,
     process_of,
+    shadowed,
 )
 
 _CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
@@ -68,6 +70,7 @@ class Ledger:
         self.client = client
         self._once = once or client
         self.keys = Keys(namespace)
+        self.recalls = Recalls(client, self.keys)
 
     # -- transitions -------------------------------------------------------------------------------------------
 
@@ -142,7 +145,13 @@ class Ledger:
             for call, raw in zip(boxes, found[len(read) :], strict=False)
             if raw is not None
         }
-        return _advance(answer)._replace(outputs=outputs, opened=opened)
+        return self._advanced(run_id, answer)._replace(outputs=outputs, opened=opened)
+
+    def _advanced(self, run_id: str, answer: Any) -> Advance:
+        stale, claimed, ready, closed, dropped = answer
+        self._recall(run_id, [(holder, [call]) for call, _, holder in dropped if holder])
+        shadows = [Claim(call, int(fence), 0, 0) for call, fence, _ in dropped]
+        return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed, dropped=shadows)
 
     def expand(
         self,
@@ -170,45 +179,22 @@ class Ledger:
             "serves": serves,
         }
         client = self._once if keep else self.client
-        return _advance(_EXPAND(client, self.keys.run(run_id), argument))
+        return self._advanced(run_id, _EXPAND(client, self.keys.run(run_id), argument))
 
-    def publish(
-        self,
-        run_id: str,
-        claim: Claim,
-        *,
-        holder: str,
-        flushes: Sequence[Flush],
-        fields: Sequence[Field] = (),
-        joins: Sequence[JoinStep] = (),
-        letters: Sequence[Letter] = (),
-    ) -> list[Group]:
-        """Appends chunks of a claimed call to its streams, announces complete fields, and returns the calls to publish.
+    def publish(self, deliveries: Sequence[Delivery]) -> list[list[Group] | Exception]:
+        """Appends chunks of claimed calls to their streams, and announces complete fields: each delivery a step of its
+        own, all in one trip. Repeating it changes nothing.
 
-        Repeating it changes nothing.
-
-        Args:
-            letters: of readers; a reader that is woken and has one is sent it in the same step, and is not returned.
+        Returns:
+            For each delivery the calls to publish; or why it was refused: `ClaimLost`, `IllegalTransition` where a
+            chunk does not follow on the last one of its stream, since the server has lost some; or the server's error.
 
         Raises:
-            ClaimLost: the claim is not this one any more.
-            IllegalTransition: a chunk does not follow on the last one of its stream: the server has lost some.
+            redis.RedisError: the server does not answer.
         """
-        argument = {
-            "holder": holder,
-            "id": claim.call,
-            "fence": claim.fence,
-            "flushes": [flush.argument() for flush in flushes],
-            "fields": [(field.name, field.joins) for field in fields],
-            "joins": joins,
-            "letters": {letter.call: letter[1:] for letter in letters},
-        }
-        data = [chunk.data for flush in flushes for chunk in flush.chunks] + [
-            field.envelope for field in fields
-        ]
-        state, ready = _PUBLISH(self.client, self.keys.run(run_id), argument, data)
-        _check(state, run_id, claim)
-        return _groups(ready)
+        orders = [(self.keys.run(each.run_id), each.argument(), each.data()) for each in deliveries]
+        answers = _PUBLISH.together(self.client, orders)
+        return [_published(each, answer) for each, answer in zip(deliveries, answers, strict=True)]
 
     def consume(
         self,
@@ -218,6 +204,7 @@ class Ledger:
         holder: str,
         sources: Sequence[str],
         need: int | None,
+        due_ms: int | None = None,
         commit: Commit | None = None,
     ) -> Drain:
         """Commits what a mailbox made of its chunks, and reads the next ones. Repeating it changes nothing.
@@ -225,6 +212,7 @@ class Ledger:
         Args:
             sources: the streams to read, `ENTRIES_READ` entries of each.
             need: how many chunks wake the mailbox, when it goes idle because there is nothing to read; None: it stays.
+            due_ms: by the server's clock, when it is woken in any case.
             commit: None reads cursors and state of the last commit.
 
         Raises:
@@ -240,16 +228,22 @@ class Ledger:
             "grow": False,
             "seal": False,
             "undo": False,
+            "cut": (),
+            "decided": "",
             "sources": sources,
             "limit": ENTRIES_READ,
             "need": need or False,
+            "due": due_ms or False,
         }
         data: list[bytes] = []
         if commit is not None:
             argument |= commit.argument()
             data = commit.data()
-        (state, cursors, ready), kept, *entries = _CONSUME(self.client, self.keys.run(run_id), argument, data)
+        (state, cursors, ready, *held), kept, *entries = _CONSUME(
+            self.client, self.keys.run(run_id), argument, data
+        )
         _check(state, run_id, claim)
+        self.recalls.send(Recalled(holder, run_id, calls) for holder, calls in (held[0] if held else ()))
         return Drain(state, dict(cursors or {}), bytes(kept), _by_stream(sources, entries), _groups(ready))
 
     def lag(self, run_id: str, streams: Mapping[str, Sequence[str]], *, wait: bool = False) -> int:
@@ -347,12 +341,14 @@ class Ledger:
             "error": error,
             "retry_ms": False if retry_s is None else int(retry_s * 1000),
         }
-        return bool(_FAIL(self.client, self.keys.run(run_id), argument))
+        counts, holders = _FAIL(self.client, self.keys.run(run_id), argument)
+        self._recall(run_id, holders)
+        return bool(counts)
 
     def hand_back(
         self, run_id: str, claims: Iterable[tuple[str, int]], *, holder: str, is_loss: bool = False
     ) -> list[Group]:
-        """Puts claims (call, fence) of this process back; returns the calls to publish.
+        """Puts claims (call, fence) of this process back; returns the calls to publish. Shadows are dropped.
 
         Args:
             is_loss: it counts as a lost process: a call may be what engines die of.
@@ -373,17 +369,48 @@ class Ledger:
         """Makes due calls ready and restarts the clock of calls whose message is lost; returns what to publish."""
         return _groups(_WAKE(self.client, self.keys.run(run_id), {"calls": calls, "now_ms": now_ms}))
 
-    def route(self, run_id: str, routes: Sequence[Route]) -> list[str]:
-        """Says where ready calls go. Returns those that go at once and that nobody has claimed, to be published."""
+    def route(self, run_id: str, routes: Sequence[Route]) -> dict[str, int]:
+        """Says where ready calls go. Returns those that go at once and that nobody has claimed, to be published; of
+        each, the fence of the claim that comes next."""
         if not routes:
-            return []
+            return {}
         argument = {"routes": [route[:5] for route in routes]}
         envelopes = [route.envelope for route in routes]
-        return list(_ROUTE(self.client, self.keys.run(run_id), argument, envelopes))
+        sent = _ROUTE(self.client, self.keys.run(run_id), argument, envelopes)
+        return {call: int(fence) for call, fence in sent}
+
+    def hedge(self, run_id: str, claim: Claim, shadow: Route, *, holder: str) -> bool:
+        """Gives a call that this process holds a shadow, ready where `shadow` says. False: it has one already, or had
+        one beside this claim, or is not held by it any more. Repeating it changes nothing."""
+        argument = {
+            "holder": holder,
+            "id": claim.call,
+            "fence": claim.fence,
+            "queue": shadow.queue,
+            "target": shadow.target,
+            "reason": shadow.reason,
+        }
+        return bool(_HEDGE(self.client, self.keys.run(run_id), argument, [shadow.envelope]))
+
+    def overtake(self, run_id: str, shadow: Claim, *, holder: str) -> Claim | None:
+        """Has the process that holds a shadow hold the call itself, whoever held it until now and is told. None: the
+        call is over, or the shadow was dropped. Repeating it gives the same claim."""
+        call = shadowed(shadow.call)
+        argument = {"holder": holder, "id": call, "shadow": shadow.call, "fence": shadow.fence}
+        claim, first = _OVERTAKE(self.client, self.keys.run(run_id), argument)
+        self._recall(run_id, [(first, [call])] if first else [])
+        return Claim(*claim) if claim else None
 
     def end_run(self, run_id: str, status: Literal["failed", "cancelled"], error: str) -> bool:
         """Ends a run from outside. False when it is unknown or already over."""
-        return bool(_END_RUN(self.client, self.keys.run(run_id), {"status": status, "error": error}))
+        argument = {"status": status, "error": error}
+        ended, holders = _END_RUN(self.client, self.keys.run(run_id), argument)
+        self._recall(run_id, holders)
+        return bool(ended)
+
+    def _recall(self, run_id: str, holders: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """These held calls of a run whose claims do not count any more."""
+        self.recalls.send(Recalled(holder, run_id, calls) for holder, calls in holders)
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
@@ -515,11 +542,6 @@ def _usage_event(usage: Usage) -> tuple[Any, ...]:
     return ("usage", *usage._replace(cost_usd="" if usage.cost_usd is None else usage.cost_usd))  # type: ignore[arg-type]
 
 
-def _advance(answer: Any) -> Advance:
-    stale, claimed, ready, closed = answer
-    return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed)
-
-
 def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
     cursors, state, *entries = raw
     return Drain(
@@ -529,6 +551,17 @@ def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
 
 def _by_stream(sources: Sequence[str], entries: Sequence[Any]) -> dict[str, list[Chunk]]:
     return {stream: chunks_of(found) for stream, found in zip(sources, entries, strict=False)}
+
+
+def _published(delivery: Delivery, answer: Any) -> list[Group] | Exception:
+    if isinstance(answer, Exception):
+        return answer
+    state, ready = answer
+    try:
+        _check(state, delivery.run_id, delivery.claim)
+    except (ClaimLost, IllegalTransition) as error:
+        return error
+    return _groups(ready)
 
 
 def _check(state: str, run_id: str, claim: Claim) -> None:
@@ -555,9 +588,10 @@ def _holds(claim: Claim, raw: bytes | None) -> bool:
 
 
 def _live(call: str, raw: bytes) -> LiveCall:
-    state, fence, failures, losses, queue, at_ms, holder = msgspec.msgpack.decode(raw)[:7]
-    process = process_of(holder)
-    return LiveCall(call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms), process, holder)
+    state, fence, failures, losses, queue, at_ms, holder, *more = msgspec.msgpack.decode(raw)
+    due_ms = int(more[2]) if len(more) > 2 else None
+    found = (call, _CALL_STATES[state], fence, failures, losses, queue, int(at_ms))
+    return LiveCall(*found, process_of(holder), holder, due_ms)
 
 
 _OPEN_RUN = Script("open_run")
@@ -571,4 +605,6 @@ _FAIL = Script("fail")
 _REOPEN = Script("reopen")
 _WAKE = Script("wake")
 _ROUTE = Script("route")
+_HEDGE = Script("hedge")
+_OVERTAKE = Script("overtake")
 _END_RUN = Script("end_run")

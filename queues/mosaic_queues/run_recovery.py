@@ -74,6 +74,9 @@ def decide(
         elif call.state == "delayed":
             if call.at_ms <= now_ms:
                 mend.wake.append(call.call)
+        elif call.state == "idle":
+            if call.due_ms is not None and call.due_ms <= now_ms:
+                mend.wake.append(call.call)
         elif _waits_long(call, now_ms, grace_ms) and (
             call.call in stranded or _is_lost(call, oldest_ms, grace_ms)
         ):

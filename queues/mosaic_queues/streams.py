@@ -80,19 +80,24 @@ class Letter(NamedTuple):
 
 
 class Grow(NamedTuple):
-    """Calls for new items of a fan-out that still grows: `calls` with the envelopes of their items.
+    """New calls, in their `groups` by queue, with the envelopes of their items.
 
     Attributes:
+        join: of a fan-out that still grows: what counts its calls; None: nothing does.
         total: calls so far, these included.
         fence: their claims count from here, above those of calls of the same names that were undone.
     """
 
-    join: str
-    queue: str
-    calls: Sequence[str]
+    join: str | None
+    groups: Sequence[tuple[str, Sequence[str]]]
     items: Sequence[bytes]
     total: int
     fence: int = 0
+
+    @property
+    def calls(self) -> list[str]:
+        """All of them, in the order of their items."""
+        return [call for _, calls in self.groups for call in calls]
 
 
 class Undo(NamedTuple):
@@ -120,6 +125,8 @@ class Commit(NamedTuple):
         cursors: by stream, the entry up to which everything is consumed: its next session reads on from there.
         after: the entry up to which this session has read.
         seen: by stream, the last entry of each reading since the commit before.
+        cut: calls that are not needed any more.
+        decided: what a mixture came to, for the events: JSON.
     """
 
     cursors: Mapping[str, str]
@@ -130,6 +137,8 @@ class Commit(NamedTuple):
     seal: Seal | None = None
     undo: Undo | None = None
     seen: Mapping[str, Sequence[str]] = {}
+    cut: Sequence[str] = ()
+    decided: str = ""
 
     def argument(self) -> dict[str, Any]:
         """As the script takes it; the data follow apart."""
@@ -139,9 +148,11 @@ class Commit(NamedTuple):
             "after": self.after,
             "seen": self.seen,
             "flushes": [flush.argument() for flush in self.flushes],
-            "grow": (grow.join, grow.queue, grow.calls, grow.total == len(grow.calls), grow.fence)
+            "grow": (grow.join or False, grow.groups, grow.calls, grow.total == len(grow.calls), grow.fence)
             if grow
             else False,
+            "cut": self.cut,
+            "decided": self.decided,
             "total": grow.total if grow else 0,
             "undo": self.undo or False,
             "seal": self.seal or False,

@@ -103,6 +103,26 @@ def route_of(call: str) -> str:
     return f"{call}>"
 
 
+SHADOW = ".~"
+"""Behind the id of a call: its shadow, the same call asked a second time elsewhere, which takes it over once it has its
+answer."""
+
+
+def shadow_of(call: str) -> str:
+    """The shadow of a call."""
+    return call + SHADOW
+
+
+def is_shadow(call: str) -> bool:
+    """Whether a call is the shadow of another."""
+    return call.endswith(SHADOW)
+
+
+def shadowed(call: str) -> str:
+    """The call whose shadow this is, or that it is itself."""
+    return call.removesuffix(SHADOW)
+
+
 class Redo(NamedTuple):
     """Nodes that run again.
 
@@ -136,6 +156,8 @@ class Advance(NamedTuple):
 
     Attributes:
         opened: what the mailboxes among the claimed calls read first.
+        dropped: shadows of the finished calls, which nobody needs any more: claims of them, or those that would have
+            come next.
     """
 
     stale: list[str]
@@ -144,6 +166,7 @@ class Advance(NamedTuple):
     closed: bool
     outputs: Mapping[str, bytes] = {}
     opened: Mapping[str, Drain] = {}
+    dropped: Sequence[Claim] = ()
 
 
 class LiveCall(NamedTuple):
@@ -153,6 +176,7 @@ class LiveCall(NamedTuple):
         at_ms: when it became ready or was claimed, or when it is due.
         holder: the process that claimed it.
         claimant: the part of the process that claimed it, `PROCESS#PART`.
+        due_ms: when an idle mailbox is woken in any case.
     """
 
     call: str
@@ -164,6 +188,7 @@ class LiveCall(NamedTuple):
     at_ms: int
     holder: str
     claimant: str = ""
+    due_ms: int | None = None
 
 
 class RunStanding(NamedTuple):

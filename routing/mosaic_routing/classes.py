@@ -51,6 +51,8 @@ _AMD_FORMATS: Mapping[str, tuple[Format, ...]] = {
     "cdna3": ("fp32", "fp16", "bf16", "int8", "fp8"),
     "cdna4": ("fp32", "fp16", "bf16", "int8", "fp8", "fp4"),
 }
+ARCHITECTURES = (*_ARCHITECTURES, *_AMD_FORMATS)
+"""Those that a GPU may be of."""
 
 
 class GpuClass(msgspec.Struct, frozen=True):
@@ -229,6 +231,7 @@ def gpu_class(name: str) -> GpuClass | None:
 
 
 __all__ = [
+    "ARCHITECTURES",
     "CLASSES",
     "CPU",
     "FORMATS",

@@ -22,6 +22,8 @@ from mosaic_routing.queues import API_PREFIX, GPU_PREFIX, hosting_queues
 from mosaic_routing.requirements import Requirement, match
 from mosaic_routing.serving import hosted_model, unhosted, untakable
 
+SIMULATED = "simulated"
+"""Stands where a model stands in the pool's spec of one that simulated GPUs answer for."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -160,6 +162,12 @@ def _of_model(group: WorkerGroup, model: str, pool: ModelPool) -> Iterator[str]:
     name, hosting = group.gpu_class, known.hosting
     if hosting is None or name not in hosting.classes:
         yield _nowhere(model, name, hosting.classes if hosting else ())
+        return
+    if hosting.spec.get("model") == SIMULATED:
+        yield (
+            f"{model!r} is simulated, and a group hosts real models alone; start its workers by hand, with a file that "
+            f"says 'simulated: true': mosaic worker --class {name} --model FILE.yaml"
+        )
         return
     gpu = gpu_class(name)
     found = match(Requirement(model=model, classes=(name,)), pool, {name: gpu})

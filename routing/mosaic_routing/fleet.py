@@ -42,6 +42,7 @@ def targets(
     pool: ModelPool,
     *,
     standings: Mapping[str, Standing],
+    round_trips: Mapping[str, float] | None = None,
     capability: str = "",
 ) -> list[Target]:
     """What calls can be sent to now.
@@ -51,9 +52,10 @@ def targets(
             no targets.
         served: by queue, how many calls its live workers run at once.
         standings: by target; what has none is free.
+        round_trips: seconds from workers to the server and back, by their incarnation; of others nothing is known.
         capability: quality is the share of right answers that was measured for it; empty: all are equal.
     """
-    found = [*_hosted(engines, pool, capability), *_offered(served, pool, capability)]
+    found = [*_hosted(engines, pool, capability, round_trips or {}), *_offered(served, pool, capability)]
     return [_standing(target, standings.get(target.name, _FREE)) for target in found]
 
 
@@ -74,7 +76,9 @@ _LASTING = tuple(
 )
 
 
-def _hosted(engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: str) -> Iterator[Target]:
+def _hosted(
+    engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: str, round_trips: Mapping[str, float]
+) -> Iterator[Target]:
     known = {deployment.name: deployment for deployment in pool.deployments}
     for (queue, model), (report, age_s) in _latest(engines).items():
         deployment = known.get(f"{report.gpu_class}/{model}")
@@ -91,6 +95,7 @@ def _hosted(engines: Iterable[Aged[EngineReport]], pool: ModelPool, capability: 
             machine=queue.rpartition("@")[2],
             speed=speed,
             slots=report.running + report.slots,
+            round_trip_s=round_trips.get(report.holder, 0.0),
             age_s=age_s,
         )
 
@@ -148,6 +153,7 @@ def _target(
     speed: Speed,
     slots: int,
     age_s: float,
+    round_trip_s: float = 0.0,
 ) -> Target:
     model = pool.models[deployment.model]
     return Target(
@@ -166,6 +172,7 @@ def _target(
         output_price=deployment.price.output,
         quality=model.capabilities.get(capability, 0.0) if capability else 1.0,
         context_tokens=model.context_tokens,
+        round_trip_s=round_trip_s,
         age_s=age_s,
     )
 

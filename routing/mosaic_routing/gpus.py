@@ -19,6 +19,7 @@ from mosaic_routing.classes import FORMATS, Format, class_of, formats_of, gpu_cl
 PciPath = Literal["board", "pix", "pxb", "phb", "node", "sys"]
 """What lies between two GPUs on the PCIe bus, from near to far, as `nvidia-smi topo -m` calls it: they share a board,
 one switch, several switches, a host bridge, a socket; or there is a link between sockets."""
+NO_DRIVER = "where there are NVIDIA GPUs, install their driver, until nvidia-smi shows them"
 NO_LIBRARY = "nvidia-ml-py is not installed; where there are NVIDIA GPUs: pip install 'mosaic-tasks[gpu]'"
 LINKS_EVERY = 30
 """Links change with the GPUs, and when one breaks: they are read again after so many readings."""
@@ -137,7 +138,7 @@ class Nvml:
             found = self._read(library)
         except library.NVMLError as error:
             self.close()
-            return Gpus(why=f"NVML does not answer: {error}")
+            return Gpus(why=f"NVML does not answer: {error}; {NO_DRIVER}")
         if any(gpu.problem for gpu in found.gpus):
             self.close()  # a GPU that was reset is seen by a new session only
         return found
@@ -157,7 +158,9 @@ class Nvml:
         count = library.nvmlDeviceGetCount()
         found = [each for index in range(count) for each in _gpus(library, index, driver)]
         if not found:
-            return Gpus(why=f"NVIDIA's driver {driver} finds no GPU")
+            return Gpus(
+                why=f"NVIDIA's driver {driver} finds no GPU; where there is one, nvidia-smi tells what is wrong"
+            )
         return Gpus(gpus=tuple(found), links=self._links(library, found))
 
     def _links(self, library: Any, gpus: Sequence[Gpu]) -> tuple[GpuLink, ...]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mosaic_routing.classes import CLASSES, CPU, FORMATS, GpuClass, gpu_class
+from mosaic_routing.classes import ARCHITECTURES, CLASSES, CPU, FORMATS, GpuClass, gpu_class
 from mosaic_routing.memory import GIB, kv_bytes, plan
 from mosaic_routing.pool import API, Deployment, Hosting, Model, ModelPool, Size, hint
 from mosaic_routing.speeds import speed_of
@@ -194,6 +194,9 @@ def _wrong(found: Requirement) -> Iterator[str]:
                 yield f"{name} is {value!r}; write a number"
     if found.min_quality and not found.capability:
         yield f"min_quality {found.min_quality:g} says nothing without a capability; add 'capability'"
+    for name in found.architecture:
+        if name not in ARCHITECTURES:
+            yield f"there is no GPU architecture {name!r}; {hint(name, ARCHITECTURES)}"
     for name in found.formats:
         if name not in FORMATS:
             yield f"there is no number format {name!r}; {hint(name, FORMATS)}"

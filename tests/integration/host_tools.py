@@ -131,3 +131,32 @@ def held_in_thread(x: int) -> int:
     tell("thread", f"{x} {os.getpid()}")
     gate("thread")
     return x
+
+
+async def ends_once(x: int, name: str) -> int:
+    """Does not end by itself, the first time, and tells when it is ended."""
+    tell(name, x)
+    if first(f"{name}:{x}"):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tell(f"end of {name}", x)
+    return x
+
+
+def ends_once_in_thread(x: int, name: str) -> int:
+    """The same, in a thread."""
+    tell(name, x)
+    if first(f"{name}:{x}"):
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            tell(f"end of {name}", x)
+    return x
+
+
+def fails_when_told(name: str) -> None:
+    """Fails once the gate is open."""
+    gate(name)
+    raise RuntimeError("told to fail")

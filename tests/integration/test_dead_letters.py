@@ -268,7 +268,9 @@ class TestCommands:
         self, noted: dict[str, Any], redis_client: Redis
     ) -> None:
         name = noted["properties"]["delivery_tag"]
-        assert self.mosaic("requeue", name).stdout == f"put back: {name}\n"
+        told, after = self.mosaic("requeue", name).stdout.splitlines()
+        assert told == f"put back: {name}"
+        assert after.startswith("next: a worker of their queues takes them up")
         [raw] = redis_client.lrange(f"{QUEUE}\x06\x169", 0, -1)  # type: ignore[misc]
         assert (json.loads(raw), is_message(raw)) == (noted, True)
         again = self.mosaic("requeue", name)

@@ -24,6 +24,7 @@ from mosaic_routing.guards import (
     ServerBackend,
     Settlement,
     Take,
+    Telling,
     Told,
 )
 from mosaic_routing.guards.breakers import Outcome
@@ -81,7 +82,7 @@ class Walk:
         self._random = random.Random(seed)
 
     def steps(self) -> Iterator[tuple[str, Any]]:
-        kinds = ["pass"] * 4 + ["admit"] * 5 + ["settle"] * 4 + ["renew"]
+        kinds = ["pass"] * 4 + ["admit"] * 5 + ["settle"] * 4 + ["tell", "renew"]
         for _ in range(120):
             kind = self._random.choice(kinds)
             yield kind, getattr(self, f"_{kind}")()
@@ -95,7 +96,7 @@ class Walk:
             need=self._need(),
             expiry_ms=self._random.choice([400, 3_000, EXPIRY_MS, 60_000]),
             is_forced=self._random.random() < 0.1,
-            replaces=self._random.random() < 0.2,
+            replaces=self._random.choice([(), (), (), tuple(self._random.choices(PERMITS, k=2))]),
         )
 
     def _need(self) -> Need:
@@ -134,6 +135,11 @@ class Walk:
             tokens_told=self._told(),
         )
 
+    def _tell(self) -> Telling:
+        return Telling(
+            permit=self._random.choice(PERMITS), requests_told=self._told(), tokens_told=self._told()
+        )
+
     def _told(self) -> Told:
         return Told(
             self._random.choice([-5, -1, 0, 1, 10_000, MAX_AMOUNT]), self._random.choice([0, 900, 10**12])
@@ -163,6 +169,9 @@ class Pair:
         elif kind == "settle":
             self._server.settle(what, EXPIRY_MS)
             self._memory.settle(what, EXPIRY_MS)
+        elif kind == "tell":
+            self._server.tell(what, EXPIRY_MS)
+            self._memory.tell(what, EXPIRY_MS)
         else:
             assert self._server.renew(what, EXPIRY_MS) == self._memory.renew(what, EXPIRY_MS)
 

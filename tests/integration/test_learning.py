@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_queues.keys import Keys
 from mosaic_routing.lengths import HALF_LIFE_S
@@ -64,3 +65,20 @@ def test_what_was_not_seen_for_long_is_told_no_more(redis_client: Redis, clock: 
     (told,) = REPORTS.all(redis_client, keys=KEYS)
     assert {kind for kind in told.histograms if "old" in kind} == set()
     assert {kind for kind in told.histograms if "new" in kind}
+
+
+def test_what_could_not_be_told_is_told_later(
+    redis_client: Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError("away")
+
+    one = Learning(redis_client, KEYS, holder="one")
+    learn(one, "chat")
+    with monkeypatch.context() as patch:
+        patch.setattr(learning._REPORTS, "publish", away)
+        one.share()
+    assert REPORTS.all(redis_client, keys=KEYS) == []
+    clock.now_s += SHARE_S
+    one.share()
+    assert [told.holder for told in REPORTS.all(redis_client, keys=KEYS)] == ["one"]

@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
+from mosaic_queues.deliveries import Delivery
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import CONSUME_TASK, Outbox
 from mosaic_queues.streams import Flush, Letter, Piece
@@ -95,7 +96,10 @@ class Woken:
     def says(self, number: int, *letters: Letter) -> list[Group]:
         """The producer publishes an item; answers with what is left to publish."""
         flush = Flush("0", number, [READER], [Piece("item", number - 1, 1, b"x")])
-        return self.ledger.publish(self.run_id, self.claim, holder="me", flushes=[flush], letters=letters)
+        delivery = Delivery(self.run_id, self.claim, "me", [flush], letters=letters)
+        (ready,) = self.ledger.publish([delivery])
+        assert not isinstance(ready, Exception)
+        return ready
 
     def reads(self) -> None:
         """The mailbox is claimed."""

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
-from mosaic_queues.errors import NoWorker, ServerUnavailable
+from mosaic_queues.errors import BindingError, CallTimeout, NoWorker, ServerUnavailable
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import Liveness
 from mosaic_queues.run_recovery import Limits, RunRecovery
+from mosaic_queues.transitions import Claim
 from mosaic_routing.guards import Query
 from mosaic_routing.targets import Decision
 from mosaic_tasks import Run, Workflow, get_run, submit
@@ -280,16 +282,64 @@ def test_what_an_answer_cost_that_is_of_no_use_counts(process: Process) -> None:
     assert reserved == 0
 
 
+def broken_off(process: Process, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> tuple[int, int]:
+    """What a run paid and reserved whose call said a hundred tokens before this ended it."""
+    run = submit(workflow("budget: 100\n"), {})
+    asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
+
+    async def half(*_: Any, on_delta: Callable[[str], None], **__: Any) -> None:
+        on_delta("word" * 60)
+        on_delta("word" * 40)
+        raise error
+
+    monkeypatch.setattr("mosaic_tasks.execution.asking.run_agent", half)
+    sent = asking.sent("0")
+    assert sent is not None
+    sent = replace(sent, input_tokens=1_000.0, output_tokens=500.0)
+    work: Any = SimpleNamespace(claim=Claim("0", 1, 0, 0))
+    agent = process.plan_of(run.id).plan.nodes[0].agent
+    assert agent is not None
+    with pytest.raises(type(error)):
+        asyncio.run(asking._ask_sent(work, agent, {}, sent, {}))
+    (account,) = process.guards.read(Query(accounts=((f"run:{run.id}", "total"),))).accounts
+    return account
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), CallTimeout("it took too long")])
+def test_a_call_that_is_broken_off_pays_for_its_prompt_and_what_it_said(
+    process: Process, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    assert broken_off(process, monkeypatch, error) == (1_000 * 100 + 100 * 1_000, 0)
+
+
+def test_a_call_that_could_not_be_asked_pays_nothing(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broken_off(process, monkeypatch, BindingError("no such name")) == (0, 0)
+
+
 def test_a_call_that_was_taken_from_another_worker_is_a_load_of_that_which_asks(process: Process) -> None:
     run = submit(workflow(), {})
     there, here = "l4/sage@there", f"l4/sage@{process.facts.hostname}"
     decision = Decision(target=there, latency_s=1.0, work_tokens=7.0)
-    count_at(there, process.guards, f"{run.id}/0", decision)
+    count_at(there, process.guards, run.id, "0", fence=1, decision=decision)
     asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
-    asking.take_over("0", Sent(decision, deployment="l4/sage"))
+    asking.take_over(Claim("0", 1, 0, 0), Sent(decision, deployment="l4/sage"))
     assert (calls_at(process, there), calls_at(process, here)) == (0, 1)
-    asking.release("0")
+    asking.release(Claim("0", 1, 0, 0))
     assert calls_at(process, here) == 0
+
+
+def test_who_lost_a_call_takes_nothing_from_the_load_of_who_has_it_now(process: Process) -> None:
+    run = submit(workflow(), {})
+    (lost,) = process.ledger.advance(run.id, holder="a-dead-process#1", claim=["0"]).claimed
+    mended(process)
+    (has,) = process.ledger.advance(run.id, holder=process.claimant(), claim=["0"]).claimed
+    asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
+    asking.release(lost)
+    assert calls_at(process) == 1
+    asking.release(has)
+    assert calls_at(process) == 0
 
 
 def test_who_dies_while_it_asks_leaves_the_call_and_its_load_to_another(process: Process) -> None:

@@ -93,6 +93,18 @@ def test_what_contradicts_itself_fails(topology: Path) -> None:
     assert told["gaps"] == [{"model": "other", "queues": ["mosaic.h100.other"]}]
 
 
+def test_a_group_of_a_simulated_model_cannot_start(topology: Path, tmp_path: Path) -> None:
+    simulated = {"context_tokens": 8, "hosting": {"spec": {"model": "simulated"}, "classes": {"sim": {}}}}
+    (tmp_path / "models.yaml").write_text(dump({"models": {**MODELS, "sage": simulated}}))
+    group = {"name": "pretends", "class": "sim", "models": ["sage"]}
+    topology.write_text(dump({"version": 1, "workers": [*GROUPS, group]}))
+    answer = mosaic("check")
+    assert answer.exit_code == ExitCode.FAILED
+    assert answer.stdout.startswith(
+        "wrong: group 'pretends': 'sage' is simulated, and a group hosts real models"
+    )
+
+
 def test_a_file_that_cannot_be_read_is_wrong_usage(topology: Path) -> None:
     topology.write_text("version: 1\n")
     answer = mosaic("check")

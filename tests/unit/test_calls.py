@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,3 +145,34 @@ def test_a_mailbox_keeps_what_was_loaded_for_it_while_others_load_theirs(
     execution.inputs.load([other])
     arguments, _ = execution.inputs.given(box.node, None, {**box.early, numbers: [7]})
     assert arguments == {"values": [7], "mark": ";"}
+
+
+def test_producers_that_wait_for_readers_keep_nobody_from_the_threads_of_the_loop() -> None:
+    goes_on, waiting = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        waiting.release()
+        assert goes_on.wait(30)
+
+    async def items() -> Any:
+        yield "item"
+
+    publication: Any = SimpleNamespace(items=lambda _: None, is_ahead=True, wait_for_readers=wait)
+    tool = SimpleNamespace(function=items, typed=lambda arguments: arguments)
+    work: Any = SimpleNamespace(node=SimpleNamespace(tool=tool), arguments={})
+    execution = execution_of(
+        {"a": {"tool": f"{TOOLS}.cli_tools:letters", "with": {"count": 1}}}, "a", Payloads()
+    )
+
+    async def scenario() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        producers = [asyncio.create_task(execution._await_tool(work, publication)) for _ in range(6)]
+        try:
+            for _ in producers:
+                async with asyncio.timeout(30):
+                    await asyncio.to_thread(waiting.acquire)  # needs a thread while they wait
+        finally:
+            goes_on.set()
+        return await asyncio.gather(*producers)
+
+    assert asyncio.run(scenario()) == [["item"]] * 6

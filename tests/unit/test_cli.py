@@ -306,7 +306,8 @@ def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
         (RedisConnectionError("gone"), "does not answer (gone)"),
         (OutOfMemoryError("command not allowed"), "is full"),
         (NoPermissionError("no 'time'"), "forbids what is needed (no 'time')"),
-        (ResponseError("READONLY"), "refuses a command (READONLY)"),
+        (ResponseError("WRONGTYPE"), "refuses a command (WRONGTYPE)"),
+        (ResponseError("MISCONF"), "does not serve now (MISCONF): it cannot write its data to disk"),
         (OperationalError("no broker"), "does not answer (no broker)"),
     ],
 )
@@ -658,3 +659,17 @@ def test_no_line_of_the_table_is_wider_than_the_terminal() -> None:
     assert len(lines) == 6
     assert max(map(len, lines)) <= 60
     assert any("commits" in line for line in lines)
+
+
+@pytest.mark.parametrize("amount", ["abc", "-1", "inf", "nan"])
+def test_a_budget_that_is_no_amount_is_told_what_to_give(amount: str) -> None:
+    answer = mosaic("run", "w.yaml", "--budget", amount)
+    assert answer.exit_code == ExitCode.USAGE
+    told = " ".join(answer.stderr.replace("\u2502", " ").split())
+    assert f"{amount!r} is no amount of money; write US dollars as a number, such as 0.50" in told
+
+
+def test_a_drain_reads_durations_as_other_commands_do() -> None:
+    answer = mosaic("drain", "--timeout", "5 lightyears")
+    assert answer.exit_code == ExitCode.USAGE
+    assert "is no duration" in answer.stderr

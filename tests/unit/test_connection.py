@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import redis
-from redis.exceptions import NoPermissionError, OutOfMemoryError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
 
 from mosaic_queues.connection import connect, connect_async, redact, server_errors, urls_of
 from mosaic_queues.errors import (
@@ -81,6 +89,36 @@ def test_a_password_is_hidden_and_nothing_else(url: str, shown: str) -> None:
             "forbids what is needed (no right to 'info')",
         ),
         (redis.ResponseError("ACL failure in script: 'hset'"), ServerRefused, "ACL SETUSER"),
+        (
+            ReadOnlyError("You can't write against a read only replica."),
+            ServerUnavailable,
+            "name the primary",
+        ),
+        (
+            MasterDownError("Link with MASTER is down"),
+            ServerUnavailable,
+            "a replica that has lost its primary",
+        ),
+        (ClusterDownError("Hash slot not served"), ServerUnavailable, "its cluster lacks nodes"),
+        (TryAgainError("Multiple keys request during rehashing"), ServerUnavailable, "move to another node"),
+        (
+            BusyLoadingError("Redis is loading the dataset"),
+            ServerUnavailable,
+            "still reads its data from disk",
+        ),
+        (redis.ResponseError("BUSY Redis is busy running a script."), ServerUnavailable, "SCRIPT KILL"),
+        (redis.ResponseError("UNKILLABLE Sorry the script"), ServerUnavailable, "has written already; wait"),
+        (
+            redis.ResponseError("MISCONF Errors writing to the AOF file"),
+            ServerUnavailable,
+            "its log says why",
+        ),
+        (redis.ResponseError("NOREPLICAS Not enough good replicas"), ServerUnavailable, "bring them back"),
+        (
+            redis.ResponseError("ERR @user_script:9: -READONLY You can't write"),
+            ServerUnavailable,
+            "it is a replica",
+        ),
     ],
 )
 def test_what_a_user_can_mend_is_told_by_its_condition(
@@ -93,8 +131,9 @@ def test_what_a_user_can_mend_is_told_by_its_condition(
     assert "'redis://u:***@h:1/0'" in str(caught.value)
 
 
-def test_other_errors_pass_unchanged() -> None:
-    error = redis.ResponseError("WRONGTYPE")
+@pytest.mark.parametrize("said", ["WRONGTYPE", "BUSYGROUP Consumer Group name already exists"])
+def test_other_errors_pass_unchanged(said: str) -> None:
+    error = redis.ResponseError(said)
     with pytest.raises(redis.ResponseError) as caught, server_errors("redis://h"):
         raise error
     assert caught.value is error

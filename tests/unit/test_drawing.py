@@ -95,3 +95,11 @@ def test_edges_that_do_not_wait_for_the_end_say_how_they_read() -> None:
 def test_tags_are_shown() -> None:
     assert "tags: cheap, a<b" in text(STREAMS)
     assert "<br/>tags: cheap, a#60;b" in mermaid(STREAMS)
+
+
+def test_what_an_agent_requires_is_drawn() -> None:
+    workflow = Workflow.from_yaml(
+        "name: w\nnodes:\n  a: {agent: {prompt: x, requires: {capability: math, min_quality: 0.8}}}\noutput: a\n"
+    )
+    assert "a  agent requires capability math, min_quality 0.8  => output" in text(workflow)
+    assert "agent requires capability math, min_quality 0.8" in mermaid(workflow)

@@ -105,6 +105,7 @@ def test_an_engine_that_is_not_ready_is_told_with_what_it_is_at() -> None:
             fingerprint="f",
             gpu_class="l4",
             at_ms=0,
+            slots=9,
             state=state,
             phase=phase,
         )
@@ -160,6 +161,17 @@ def test_a_call_that_was_taken_over_tells_so() -> None:
     story = made.opened().tell(9_000, "claimed", "0", holder="host/1/a")
     texts = told(story, live("0", "claimed", holder="host/1/a", losses=1, at_ms=made.START_MS + 9_000))
     assert texts["commits"] == "it runs in process host/1/a since 1.0 s, after 1 process died with it"
+
+
+def test_what_waits_for_a_hosted_model_waits_for_the_slots_of_its_engine() -> None:
+    host = replace(WORKER, queues=("mosaic.cpu", "mosaic.l4.sage"), slots=256)
+    facts = {"fingerprint": "f", "gpu_class": "l4", "at_ms": 0, "slots": 1, "running": 3}
+    report = EngineReport(holder="host/1/a", queues=("mosaic.l4.sage",), model="sage", **facts)
+    waits = live("3", queue="mosaic.l4.sage")
+    text = told(made.opened(), waits, processes=[host], engines=[report])["tickets"]
+    assert "which 1 worker with 4 slots serves" in text
+    text = told(made.opened(), live("3"), processes=[host], engines=[report])["tickets"]
+    assert "which 1 worker with 256 slots serves" in text
 
 
 def test_items_are_counted_by_process_and_by_queue() -> None:

@@ -10,7 +10,9 @@ from mosaic_routing.fleet import Standing, targets
 from mosaic_routing.inventory import EngineReport
 from mosaic_routing.pool import ModelPool
 from mosaic_routing.reports import Aged
-from mosaic_routing.targets import Target
+from mosaic_routing.router import Policy, route
+from mosaic_routing.snapshot import Snapshot
+from mosaic_routing.targets import Ask, Target
 
 SPEED = {"prefill_tokens_s": 4_000, "decode_tokens_s": 16}
 POOL = ModelPool.model_validate(
@@ -86,6 +88,16 @@ def test_limits_and_backlog_are_told_of_each_target() -> None:
     one, other = found(engine("a@node1"), engine("b@node1"), standings={"l4/llama@b@node1": standing})
     assert (one.active, one.backlog_tokens, one.is_open, one.ready_in_s) == (0, 0.0, False, 0.0)
     assert (other.active, other.backlog_tokens, other.is_open, other.ready_in_s) == (3, 600.0, True, 2.0)
+
+
+def test_of_two_alike_the_one_that_is_nearer_to_the_server_is_chosen() -> None:
+    far, near = engine("a@node1", running=1), engine("b@node2", running=1)
+    fleet = found(far, near, round_trips={far.report.holder: 0.4, near.report.holder: 0.001})
+    assert [target.round_trip_s for target in fleet] == [0.4, 0.001]
+    for call in range(8):  # whatever the hash of a call prefers
+        ask = Ask(call=f"run/{call}", input_tokens=100.0, output_tokens=20.0)
+        decision = route(ask, Snapshot(fleet), policy=Policy())
+        assert decision.target == "l4/llama@b@node2"
 
 
 @pytest.mark.parametrize("is_old_first", [True, False])

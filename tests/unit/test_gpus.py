@@ -24,7 +24,7 @@ from standin_nvml import (
 )
 
 from mosaic_routing.amd import amd_gpus
-from mosaic_routing.gpus import LINKS_EVERY, NO_LIBRARY, Gpu, GpuLink, Gpus, Nvml
+from mosaic_routing.gpus import LINKS_EVERY, NO_DRIVER, NO_LIBRARY, Gpu, GpuLink, Gpus, Nvml
 
 
 def read(library: StandinNvml) -> Gpus:
@@ -171,19 +171,21 @@ class TestWithoutNvidia:
     def test_without_a_driver_it_says_so_and_sees_it_when_it_comes(self, error: int, told: str) -> None:
         library = StandinNvml(l4s(1), fails={"Init": error})
         reader = Nvml(lambda: library)
-        assert reader.read() == Gpus(why=f"NVML does not answer: {told}")
+        assert reader.read() == Gpus(why=f"NVML does not answer: {told}; {NO_DRIVER}")
         library.fails = {}
         assert [gpu.gpu_class for gpu in reader.read().gpus] == ["l4"]
 
     def test_a_driver_without_gpus_is_told(self) -> None:
-        assert read(StandinNvml([])) == Gpus(why="NVIDIA's driver 570.86.15 finds no GPU")
+        assert read(StandinNvml([])) == Gpus(
+            why="NVIDIA's driver 570.86.15 finds no GPU; where there is one, nvidia-smi tells what is wrong"
+        )
 
     def test_a_driver_that_goes_away_is_told_and_asked_again(self) -> None:
         library = StandinNvml(l4s(1))
         reader = Nvml(lambda: library)
         reader.read()
         library.sessions = 0  # the driver was unloaded and loaded again
-        assert reader.read().why == "NVML does not answer: Uninitialized"
+        assert reader.read().why == f"NVML does not answer: Uninitialized; {NO_DRIVER}"
         assert len(reader.read().gpus) == 1
 
     def test_the_end_of_a_session_that_is_gone_is_no_error(self) -> None:

@@ -224,7 +224,11 @@ def test_money_is_reserved_before_and_settled_after() -> None:
             with pytest.raises(Limited, match="is reserved for calls that run"):
                 await hold(guards, cost(300), 0, wait_s=0)
             permit.used(dollars=0.0001)
-        with pytest.raises(BudgetSpent, match="the budget 'run:1' does not suffice for the call; raise it"):
+        said = (
+            r"the budget 'run:1' does not suffice for the call: it is \$0\.001, of which \$0\.0001 is spent and "
+            r"\$0\.00 reserved for calls that run, and the call may cost \$0\.000901; raise it, ask a cheaper model, or"
+        )
+        with pytest.raises(BudgetSpent, match=said):
             await hold(guards, cost(901), 0)
         await hold(guards, cost(900), 0)
         assert guards.read(Query(accounts=(("run:1", "total"),))).accounts == ((1_000, 0),)

@@ -15,7 +15,7 @@ from mosaic_tasks import Workflow
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Ticket, by_queue
 from mosaic_tasks.execution.hosting import Silence
-from mosaic_tasks.execution.outcomes import Ending, Expand, Failure, Outcome, Unrecorded, Value, Work
+from mosaic_tasks.execution.outcomes import Ending, Expand, Failure, Outcome, Unrecorded, Value, Work, ended
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.pool.slots import Slots
 
@@ -320,9 +320,8 @@ def test_a_failure_is_told_and_noted_once_though_the_server_was_away(held: Held)
 )
 def test_what_a_cancelled_call_comes_to(reason: Exception, outcome: Outcome) -> None:
     held = Held()
-    execution: Any = None
     claim = Claim(number(held, "a"), 1, 0, 0)
-    assert Flight(held.work(claim), execution, 0.0, 0.0).ended(reason) == outcome
+    assert ended(held.work(claim), reason) == outcome
 
 
 def test_a_ticket_is_done_once() -> None:

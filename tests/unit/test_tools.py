@@ -11,7 +11,8 @@ import made_tools
 import pytest
 
 from mosaic_queues.errors import DefinitionError
-from mosaic_tasks.definition.grammar import AgentSpec, RetryRule
+from mosaic_tasks.definition.grammar import RetryRule
+from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.tools import (
     AgentOptions,
     ToolSpec,

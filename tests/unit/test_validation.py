@@ -89,6 +89,14 @@ OUT = "  out: {tool: 'made_tools:anything', with: {x: '${a}'}}\n"
             "  out: {agent: {prompt: x, model: gpt}}",
             "field 'agent.model': 'gpt' is no model; write PROVIDER:NAME",
         ),
+        (
+            "  out: {agent: {prompt: x, model: 'pool:'}}",
+            "field 'agent.model': 'pool:' lacks a name; write pool:NAME with a model of the pool",
+        ),
+        (
+            "  out: {agent: {prompt: x, requires: {architecture: hoper}}}",
+            "there is no GPU architecture 'hoper'; did you mean 'hopper'?",
+        ),
         ("  out: {tool: 'made_tools:read_comits', with: {}}", "did you mean 'read_commits'?"),
         ("  out: {tool: 'absent.tools:x'}", "field 'tool': cannot import 'absent.tools'"),
         (
@@ -176,7 +184,7 @@ def test_a_mistake_is_told(nodes: str, problem: str) -> None:
         ),
         (
             "name: w\nnodes: {a: {with: {}}}\noutput: a",
-            "exactly one of tool, task and agent; it has none of them",
+            "exactly one of tool, task, agent and mixture; it has none of them",
         ),
         ("name: w\nnodes: {a: {task: t, tool: 'a:b'}}\noutput: a", "it has tool and task"),
         (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mosaic_queues.errors import DefinitionError, InputError
 from mosaic_tasks.definition.compiling import compile_workflow
-from mosaic_tasks.definition.grammar import seconds
+from mosaic_tasks.definition.parts import seconds
 from mosaic_tasks.definition.workflow import Workflow
 
 TEXT = """

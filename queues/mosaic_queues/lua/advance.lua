@@ -12,13 +12,13 @@
 --      read    {ids}   finished calls whose envelopes the claimed calls need
 --      open    {{mailbox, {streams}}}, limit   of `claim`: what they would read first comes with their claims
 --      keep, serves   how many newly ready calls to claim, on which queues
--- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool} as msgpack, then an
--- envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
+-- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool,
+-- dropped = {{id, fence, holder}}: shadows of the finished calls} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
 local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
 local found = #ids > 0 and states(ids) or {}
-local gone, outputs, marks_of, is_done, again = {}, {}, {}, {}, {}
+local gone, outputs, marks_of, is_done, again, shadows = {}, {}, {}, {}, {}, {}
 
 -- Whether all that a call has published is there.
 local function are_whole(its_marks)
@@ -33,6 +33,7 @@ for i, item in ipairs(arg.done) do
   local is_ours = is_held(found[i], fence)
   if is_ours and are_whole(item[5]) then
     gone[#gone + 1] = id
+    if found[i][HEDGED] then shadows[#shadows + 1] = id .. SHADOW end
     outputs[#outputs + 1] = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
     outputs[#outputs + 1] = ARGV[i + 1]
     if not marks[kind] then
@@ -49,6 +50,7 @@ for i, item in ipairs(arg.done) do
   end
 end
 in_slices('HSET', OUT, outputs)
+local dropped = drop_shadows(shadows)
 for i, field in ipairs(arg.fields or {}) do
   if is_done[field[1]] then announce(field[2], ARGV[#arg.done + i + 1], field[3], counts) end
 end
@@ -68,7 +70,7 @@ end
 local groups, ends = raise(arg.joins, counts)
 if ends then
   close_run('done', '', events)
-  return {cmsgpack.pack({stale, {}, {}, true})}
+  return {cmsgpack.pack({stale, {}, {}, true, dropped})}
 end
 
 local claimed, taken = {}, {}
@@ -96,7 +98,7 @@ end
 for _, group in ipairs(woken) do ready[#ready + 1] = group end
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
-local answer = {cmsgpack.pack({stale, claimed, ready, false})}
+local answer = {cmsgpack.pack({stale, claimed, ready, false, dropped})}
 if #claimed == 0 then return answer end
 if #arg.read > 0 then
   for i, envelope in ipairs(redis.call('HMGET', OUT, unpack(arg.read))) do answer[i + 1] = envelope end

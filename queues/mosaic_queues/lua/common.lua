@@ -17,7 +17,9 @@
 local RUN, CALLS, OUT, EVENTS, BLOBS, END, BOXES = unpack(KEYS)
 local READY, DELAYED, CLAIMED, IDLE = 'r', 'd', 'c', 'i'   -- idle: a mailbox that waits for chunks
 local STATE, FENCE, FAILURES, LOSSES, QUEUE, AT, HOLDER = 1, 2, 3, 4, 5, 6, 7
-local NEED, AWAITED = 8, 9   -- of mailboxes: chunks that wake an idle one; whether its producer waits for its next commit
+local NEED, AWAITED, DUE = 8, 9, 10   -- of mailboxes: chunks that wake an idle one; 1: its producer waits for its next commit; when
+                                      -- an idle one is woken in any case
+local HEDGED = 8             -- of others: the number of the last claim beside which the call got a shadow
 local MAX_ARGS = 4000
 local EPOCH = 4294967296   -- claims of an epoch count from its number times this
 local MAX_EVENTS = 200000
@@ -47,6 +49,29 @@ local function states(ids)
   return found
 end
 
+-- The shadow of a call is the same call, asked a second time elsewhere. It lives and dies apart from it, and is never made ready
+-- again; once it has its answer, it takes the call over.
+local SHADOW = '.~'
+
+local function is_shadow(id)
+  return string.sub(id, -2) == SHADOW
+end
+
+-- Deletes shadows that nobody needs; the caller sees to it that other calls are left, since an emptied hash would lose its expiry.
+-- Returns {{id, fence, holder}} of those that were there; the fence of a claim to come and no holder, where it was not claimed.
+local function drop_shadows(ids)
+  local dropped = {}
+  for i, shadow in ipairs(#ids > 0 and states(ids) or {}) do
+    if shadow then
+      local is_claimed = shadow[STATE] == CLAIMED
+      dropped[#dropped + 1] = {ids[i], shadow[FENCE] + (is_claimed and 0 or 1), is_claimed and shadow[HOLDER] or ''}
+      redis.call('HDEL', CALLS, ids[i])
+      redis.call('HDEL', OUT, ids[i] .. '>')
+    end
+  end
+  return dropped
+end
+
 -- The key of a stream.
 local function stream_key(stream)
   return string.sub(RUN, 1, -4) .. 's:' .. stream
@@ -61,6 +86,24 @@ end
 local function record(events)
   local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', MAX_EVENTS, '*', 'e', cmsgpack.pack(events))
   return tonumber(string.match(id, '^%d+'))
+end
+
+-- Who holds claims of the run: {{holder, {ids}}}.
+local function held()
+  local by_holder, found = {}, {}
+  local calls = redis.call('HGETALL', CALLS)
+  for i = 1, #calls, 2 do
+    local call = calls[i] ~= 'epoch' and cmsgpack.unpack(calls[i + 1])
+    if call and call[STATE] == CLAIMED then
+      local holder = call[HOLDER]
+      if not by_holder[holder] then
+        by_holder[holder] = {}
+        found[#found + 1] = {holder, by_holder[holder]}
+      end
+      table.insert(by_holder[holder], calls[i])
+    end
+  end
+  return found
 end
 
 -- Ends the run: nothing of it is alive any more, and all of it expires.

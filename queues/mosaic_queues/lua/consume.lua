@@ -3,19 +3,41 @@
 --      commit   bool: ARGV[2] is the new state, `cursors` the new {stream = entry id}, `after` where to read on; otherwise cursors
 --               and state are answered, and it reads on from those cursors; `seen` {stream = {ids}}: entries that must be there still
 --      flushes  as in publish, their data from ARGV[3] on: what came out of the chunks
---      grow     false, or {join, queue, {ids}, first, fence}: calls for new items, whose envelopes follow; first: nothing grew
---               before; their claims count from `fence`
+--      grow     false, or {join, groups {{queue, {ids}}}, {ids}, first, fence}: new calls, whose items' envelopes follow; join: false,
+--               or what counts them; first: nothing grew before; their claims count from `fence`
+--      cut      {ids}: calls that are not needed any more, whether they wait or run
+--      decided  '', or what a mixture came to
 --      undo     false, or {join, stream, first, {ids}, {readers}}: calls of items that were taken back are as if they had never been
 --      sources  {stream}, limit: how many entries of each to read
 --      need     how many chunks wake it, when it goes idle because there is nothing to read
+--      due      false, or when (ms) it is woken in any case
 --      seal     false, or {join, total, {close group}}: every item has its call; ends the mailbox
--- Returns {msgpack {state, cursors, ready}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap;
+-- Returns {msgpack {state, cursors, ready, cut {{holder, {ids}}}}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap;
 -- gap: what it read or put out last is not in the streams any more, for the server lost it; nothing is committed.
 local OPEN = 1099511627776   -- a join that still grows counts from minus this
 local call, readers = call_and_readers(arg.id, arg.flushes)
 if not is_held(call, arg.fence) then return {cmsgpack.pack({'stale', {}, {}}), ''} end
-local ready, groups = {}, {}
+local ready, groups, events, recalled = {}, {}, {}, {}
 local cursors, after, state = arg.cursors, arg.after, ''
+
+-- Ends calls that nobody needs any more. What holds one of them is told by the caller. Returns {{holder, {ids}}}.
+local function cut(ids, events)
+  local gone, holders, by_holder = {}, {}, {}
+  for i, live in ipairs(states(ids)) do
+    if live then
+      gone[#gone + 1] = ids[i]
+      local holder = live[STATE] == CLAIMED and live[HOLDER]
+      if holder and not by_holder[holder] then
+        by_holder[holder] = {}
+        holders[#holders + 1] = {holder, by_holder[holder]}
+      end
+      if holder then table.insert(by_holder[holder], ids[i]) end
+    end
+  end
+  in_slices('HDEL', CALLS, gone)
+  if #gone > 0 then events[#events + 1] = {'cut', gone, arg.holder} end
+  return holders
+end
 
 -- Whether an entry that this session has read is gone. Another attempt may say something else in its place.
 local function has_lost()
@@ -31,29 +53,31 @@ if arg.commit then
   if not first then return {cmsgpack.pack({'gap', {}, {}}), ''} end
   -- Calls that grow or are undone change the state. Where it is there already, this is sent again because its answer was lost,
   -- and those calls have gone on.
-  local is_new = not (arg.grow or arg.undo) or redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
+  local is_new = not (arg.grow or arg.undo or #arg.cut > 0 or arg.decided ~= '') or redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
   redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
-  if call[AWAITED] then
+  if call[AWAITED] == 1 then
     for _, stream in ipairs(arg.sources) do
       redis.call('XADD', stream_key(stream .. '!'), 'MAXLEN', 1, '*', 'read', arg.id)
       redis.call('PEXPIRE', stream_key(stream .. '!'), 60000)
     end
   end
   if call[AWAITED] or call[FAILURES] > 0 or call[LOSSES] > 0 then   -- each batch has its attempts
-    call[AWAITED], call[FAILURES], call[LOSSES] = nil, 0, 0
+    call[AWAITED], call[DUE], call[FAILURES], call[LOSSES] = nil, nil, 0, 0
     redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
   end
   if is_new and arg.grow then
-    local join, queue, ids, is_first, fence = unpack(arg.grow)
-    if is_first then redis.call('HSET', RUN, 'j:' .. join, -OPEN) end
+    local join, grown, ids, is_first, fence = unpack(arg.grow)
+    if join and is_first then redis.call('HSET', RUN, 'j:' .. join, -OPEN) end
     local items = {}
     for i, id in ipairs(ids) do
       items[#items + 1] = 'i:' .. id
       items[#items + 1] = ARGV[first + i - 1]
     end
     in_slices('HSET', BOXES, items)
-    groups[1] = {queue, ids, {}, fence}
+    for i, group in ipairs(grown) do groups[i] = {group[1], group[2], {}, fence} end
   end
+  if is_new and #arg.cut > 0 then recalled = cut(arg.cut, events) end
+  if is_new and arg.decided ~= '' then events[#events + 1] = {'decided', {arg.id}, arg.holder, arg.decided} end
   if is_new and arg.undo then
     local join, stream, first_item, ids, readers = unpack(arg.undo)
     local done = 0
@@ -75,15 +99,14 @@ if arg.seal then
   local join, total, close = unpack(arg.seal)
   if total == 0 or redis.call('HINCRBY', RUN, 'j:' .. join, OPEN - total) == 0 then groups[#groups + 1] = close end
 end
-if #groups > 0 or arg.seal then
-  local events = {}
-  if arg.grow or arg.seal then events[1] = {'expanded', arg.id, arg.seal and arg.seal[2] or arg.total, arg.holder} end
+if #groups > 0 or #events > 0 or arg.seal then
+  if arg.seal or (arg.grow and arg.grow[1]) then events[#events + 1] = {'expanded', arg.id, arg.seal and arg.seal[2] or arg.total, arg.holder} end
   local _, released = release(groups, events)
   for _, group in ipairs(released) do ready[#ready + 1] = group end
 end
 if arg.seal then
   redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
-  return {cmsgpack.pack({'sealed', cursors, ready}), ''}
+  return {cmsgpack.pack({'sealed', cursors, ready, recalled}), ''}
 end
 local entries, count = read_on(arg.sources, after, arg.limit)
 local outcome = 'read'
@@ -91,6 +114,7 @@ if count == 0 and arg.need then
   outcome = 'idle'
   local now = record({{'idle', {arg.id}, arg.holder}})
   call[STATE], call[AT], call[HOLDER], call[NEED] = IDLE, now, '', arg.need
+  if arg.due then call[AWAITED], call[DUE] = 0, arg.due end
   redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
 end
-return {cmsgpack.pack({outcome, cursors, ready}), state, unpack(entries)}
+return {cmsgpack.pack({outcome, cursors, ready, recalled}), state, unpack(entries)}

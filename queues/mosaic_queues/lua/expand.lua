@@ -4,7 +4,7 @@
 -- Returns as advance does.
 local call = states({arg.id})[1]
 if not (call and call[STATE] == CLAIMED and call[FENCE] == arg.fence) then
-  return cmsgpack.pack({{arg.id}, {}, {}, false})
+  return cmsgpack.pack({{arg.id}, {}, {}, false, {}})
 end
 local events = {{'expanded', arg.id, arg.size, arg.holder}}
 local groups = arg.close
@@ -14,4 +14,4 @@ if arg.size > 0 then
 end
 local claimed, ready = release(groups, events)
 redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
-return cmsgpack.pack({{}, claimed, ready, false})
+return cmsgpack.pack({{}, claimed, ready, false, {}})

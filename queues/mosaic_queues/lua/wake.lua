@@ -1,11 +1,13 @@
--- Puts calls that wait for a retry, or whose message was lost, back at the head of the outbox's clock.
+-- Puts calls that wait for a retry, or whose message was lost, back at the head of the outbox's clock. Shadows are dropped.
 -- arg: calls {ids}, now_ms
 -- Returns msgpack {{queue, {ids}}} of the calls to publish.
-local queues, order, writes = {}, {}, {}
+local queues, order, writes, shadows = {}, {}, {}, {}
 local found = states(arg.calls)
 for i, id in ipairs(arg.calls) do
   local call = found[i]
-  if call and call[STATE] ~= CLAIMED and call[AT] <= arg.now_ms then
+  if call and is_shadow(id) and call[STATE] ~= CLAIMED then
+    shadows[#shadows + 1] = id
+  elseif call and call[STATE] ~= CLAIMED and call[AT] <= arg.now_ms then
     call[STATE], call[AT] = READY, arg.now_ms
     writes[#writes + 1] = id
     writes[#writes + 1] = cmsgpack.pack(call)
@@ -17,6 +19,7 @@ for i, id in ipairs(arg.calls) do
   end
 end
 in_slices('HSET', CALLS, writes)
+drop_shadows(shadows)
 local ready, events = {}, {}
 for i, queue in ipairs(order) do
   ready[i] = {queue, queues[queue]}

@@ -42,6 +42,7 @@ from mosaic_routing.guards.values import (
     Request,
     Settlement,
     Take,
+    Telling,
     Told,
 )
 
@@ -69,6 +70,7 @@ __all__ = [
     "ServerBackend",
     "Settlement",
     "Take",
+    "Telling",
     "Told",
     "outcome_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mosaic_routing.guards.values import Answer, Query, Readings, Request, Settlement
+from mosaic_routing.guards.values import Answer, Query, Readings, Request, Settlement, Telling
 
 
 class Backend(Protocol):
@@ -22,6 +22,9 @@ class Backend(Protocol):
 
     def settle(self, settlement: Settlement, expiry_ms: int) -> None:
         """Takes a permit back; what its call used counts instead of what was predicted."""
+
+    def tell(self, telling: Telling, expiry_ms: int) -> None:
+        """Lowers the buckets of a call that runs to what their provider said."""
 
     def renew(self, permits: Sequence[str], expiry_ms: int) -> tuple[str, ...]:
         """Prolongs permits, also lapsed ones; answers those that are unknown."""

@@ -32,6 +32,12 @@ def micros(dollars: float, what: str) -> int:
     return math.ceil(round(dollars * MICROS, 6))
 
 
+def shown(amount: int) -> str:
+    """Micro-dollars, for people."""
+    whole, part = divmod(amount, MICROS)
+    return f"${whole}.{f'{part:06d}'.rstrip('0').ljust(2, '0')}"
+
+
 def check_micros(amount: int, what: str) -> None:
     """Refuses an amount that is none.
 

@@ -18,16 +18,28 @@ from redis.exceptions import RedisError
 from mosaic_queues.errors import ServerError
 from mosaic_routing.guards.backend import Backend
 from mosaic_routing.guards.breakers import JITTER_PARTS, Outcome, outcome_of
-from mosaic_routing.guards.budgets import micros
+from mosaic_routing.guards.budgets import micros, shown
 from mosaic_routing.guards.errors import BudgetSpent, Limited
-from mosaic_routing.guards.headers import pause_ms, told
+from mosaic_routing.guards.headers import pause_ms, paused, told
 from mosaic_routing.guards.keeping import Keeper
 from mosaic_routing.guards.leases import MAX_WEIGHT
-from mosaic_routing.guards.values import Answer, Lease, Need, Query, Readings, Request, Settlement, Told
+from mosaic_routing.guards.values import (
+    Answer,
+    Charge,
+    Lease,
+    Need,
+    Query,
+    Readings,
+    Request,
+    Settlement,
+    Telling,
+    Told,
+)
 from mosaic_routing.guards.waiting import LONGEST_S, Lines, TaskWaiter, ThreadWaiter, Waiter
 
 log = structlog.get_logger(__name__)
 
+_NO_NEWS = (Told(), Told())
 _Steps = Generator[Callable[[], Any] | float, Any, None]
 """What an admission does: functions to call, whose results it is sent, and seconds to wait."""
 _TELLING = {
@@ -77,7 +89,7 @@ class Guards:
         request = Request(permit=permit or uuid.uuid4().hex, need=need, expiry_ms=self.expiry_ms)
         return Admission(self, request, wait_s=wait_s, priority=priority)
 
-    def lease(self, permit: str, *, of: str, weight: int, expiry_s: float) -> None:
+    def lease(self, permit: str, *, of: str, weight: int, expiry_s: float, instead_of: str = "") -> None:
         """Counts a call that was sent somewhere, until anybody releases it by its name, or until the time is over.
 
         One that is sent elsewhere moves. This blocks.
@@ -85,14 +97,30 @@ class Guards:
         Args:
             of: where it was sent to.
             weight: predicted tokens.
+            instead_of: the name under which it was counted before.
         """
         need = Need(leases=(Lease(of, min(weight, MAX_WEIGHT)),))
-        request = Request(permit=permit, need=need, expiry_ms=int(expiry_s * 1_000), replaces=True)
+        replaces = (permit, instead_of) if instead_of else (permit,)
+        request = Request(permit=permit, need=need, expiry_ms=int(expiry_s * 1_000), replaces=replaces)
         self.backend.admit(request)
 
     def release(self, permit: str) -> None:
         """Ends what `lease` counts; of an unknown one nothing. This blocks."""
         self.backend.settle(Settlement(permit=permit), self.expiry_ms)
+
+    def tell(self, permit: Permit) -> None:
+        """Has all processes know at once what a provider said of its limits; else they learn it as the call ends. This
+        blocks.
+
+        Raises:
+            ServerError: the server is away, or full; it is told as the call ends.
+        """
+        requests, tokens = news = permit.news
+        self.backend.tell(
+            Telling(permit=permit.name, requests_told=requests, tokens_told=tokens), self.expiry_ms
+        )
+        if permit.news is news:
+            permit.news = _NO_NEWS  # by the end it would be old
 
     def read(self, query: Query) -> Readings:
         """How limits stand; one step. This blocks."""
@@ -119,13 +147,14 @@ class Permit:
         name: whoever knows it may settle it.
         is_probe: the call tries a deployment that has failed.
         waited_s: for limits.
+        news: what the provider said of its limits, of requests and of tokens, and nobody else knows yet.
     """
 
     def __init__(self, name: str, *, is_probe: bool, waited_s: float) -> None:
         self.name, self.is_probe, self.waited_s = name, is_probe, waited_s
         self._tokens, self._cost, self._pause_ms = -1, -1, 0
         self._outcome: Outcome | None = None
-        self._told = (Told(), Told())
+        self.news = _NO_NEWS
 
     def used(self, *, tokens: int | None = None, dollars: float | None = None) -> None:
         """What the call used, in place of what was predicted. What is not said stands as before.
@@ -144,8 +173,14 @@ class Permit:
         """What the provider's headers say of its limits; names in any case. Absurd ones say nothing."""
         lower = {name.lower(): value for name, value in headers.items()}
         clock_s = time.time() if now_s is None else now_s
-        self._told = told(lower, "requests", now_s=clock_s), told(lower, "tokens", now_s=clock_s)
-        self._pause_ms = pause_ms(lower, now_s=clock_s)
+        pause = self._pause_ms = pause_ms(lower, now_s=clock_s)
+        requests, tokens = (told(lower, unit, now_s=clock_s) for unit in ("requests", "tokens"))
+        self.news = paused(requests, pause), paused(tokens, pause)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the provider said anything of its limits that nobody else knows yet."""
+        return self.news != _NO_NEWS
 
     def ended(self, outcome: Outcome) -> None:
         """What the call tells of the deployment, where that is not to be seen by the error that leaves the block."""
@@ -161,8 +196,8 @@ class Permit:
             jitter=jitter,
             tokens=self._tokens,
             cost=cost,
-            requests_told=self._told[0],
-            tokens_told=self._told[1],
+            requests_told=self.news[0],
+            tokens_told=self.news[1],
         )
 
 
@@ -248,6 +283,8 @@ class Admission:
                     return
                 if answer.by != line:
                     line = self._change_line(line, answer.by, waiter)
+                if answer.blocker == "spent" and not 0 <= answer.wait_ms <= left_s * 1_000:
+                    self._refuse_spent(answer, (yield partial(self._guards.read, self._account(answer))))
                 wait_s = self._patience_s(answer, left_s)
                 if not (answer.is_rung and (yield self._listen)) and lines.is_first(line, waiter):
                     yield wait_s
@@ -266,18 +303,31 @@ class Admission:
 
         Raises:
             Limited: longer than the call can.
-            BudgetSpent: the same, for money.
         """
         wait_s = answer.wait_ms / 1_000
-        if answer.blocker == "spent" and not 0 <= wait_s <= left_s:
-            until = "" if wait_s < 0 else f" until the day ends, in UTC, in {wait_s:.0f} s"
-            raise BudgetSpent(
-                f"the budget {answer.name!r} does not suffice for the call{until}; raise it, or ask a cheaper model",
-                by=answer.by,
-            )
         if left_s <= 0 or (wait_s > left_s and not answer.is_rung):
             self._refuse(answer, wait_s)
         return min(wait_s, left_s)
+
+    def _charge(self, answer: Answer) -> Charge:
+        """What does not fit into an account."""
+        charges = self._request.need.charges
+        return next(each for each in charges if each.account == answer.name and each.limit is not None)
+
+    def _account(self, answer: Answer) -> Query:
+        return Query(accounts=((answer.name, self._charge(answer).period),))
+
+    def _refuse_spent(self, answer: Answer, readings: Readings) -> NoReturn:
+        charge, ((spent, reserved),) = self._charge(answer), readings.accounts
+        until = (
+            "" if answer.wait_ms < 0 else f" until the day ends, in UTC, in {answer.wait_ms / 1_000:.0f} s"
+        )
+        raise BudgetSpent(
+            f"the budget {answer.name!r} does not suffice for the call{until}: it is {shown(charge.limit or 0)}, of "
+            f"which {shown(spent)} is spent and {shown(reserved)} reserved for calls that run, and the call may cost "
+            f"{shown(charge.amount)}; raise it, ask a cheaper model, or allow fewer max_tokens",
+            by=answer.by,
+        )
 
     def _refuse(self, answer: Answer, wait_s: float) -> NoReturn:
         why = _TELLING.get(answer.blocker, "{name!r} is spent").format(name=answer.name)

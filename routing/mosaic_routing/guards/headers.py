@@ -49,6 +49,11 @@ def pause_ms(headers: Mapping[str, str], *, now_s: float) -> int:
     return int(min(milliseconds, LONGEST_MS))
 
 
+def paused(told: Told, pause: int) -> Told:
+    """A limit of a provider that asks to be left alone for so many milliseconds: nothing remains of any before."""
+    return Told(0, max(pause, told.reset_ms if told.remaining == 0 else 0)) if pause else told
+
+
 def _clock_s(headers: Mapping[str, str], now_s: float) -> float:
     said_s = moment_s(headers.get("date", ""))
     return now_s if said_s is None else said_s

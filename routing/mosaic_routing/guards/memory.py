@@ -25,6 +25,8 @@ from mosaic_routing.guards.values import (
     Readings,
     Request,
     Settlement,
+    Take,
+    Telling,
 )
 
 TIDY = 64
@@ -90,6 +92,16 @@ class MemoryBackend:
                 self._settle(permit, settlement, now_ms, rings)
         self._ring(rings)
 
+    def tell(self, telling: Telling, expiry_ms: int) -> None:
+        """Lowers the buckets of a call that runs to what their provider said."""
+        with self._mutex:
+            now_ms, rings = self._tidy(expiry_ms)
+            permit = self._permits.get(telling.permit)
+            for take in permit.need.takes if permit is not None else ():
+                bucket = self._bucket(take.bucket, take.limit, now_ms)
+                self._buckets[take.bucket] = _told(bucket, take, telling, now_ms)
+        self._ring(rings)
+
     def renew(self, permits: Sequence[str], expiry_ms: int) -> tuple[str, ...]:
         """Prolongs permits, also lapsed ones; answers those that are unknown."""
         with self._mutex:
@@ -144,10 +156,10 @@ class MemoryBackend:
         if old is not None and not old.is_lapsed and not request.replaces:
             breaker = self._breakers.get(old.need.breaker, Breaker())
             return Answer(is_probe=breaker.probe == request.permit)
-        if old is not None:
-            del self._permits[request.permit]
-            if not old.is_lapsed:
-                self._give_back(old, rings)
+        for name in (request.permit, *request.replaces):
+            replaced = self._permits.pop(name, None)
+            if replaced is not None and not replaced.is_lapsed:
+                self._give_back(replaced, rings)
         if not request.is_forced:
             blocked = self._blocked(request.need, now_ms, self._next_ms(now_ms, request.expiry_ms))
             if blocked.blocker:
@@ -230,10 +242,7 @@ class MemoryBackend:
             bucket = self._bucket(take.bucket, take.limit, now_ms)
             if take.unit == "tokens" and settlement.tokens >= 0:
                 bucket = bucket.settle(take.limit, now_ms, take.amount - settlement.tokens)
-            if take.is_told:
-                told = settlement.tokens_told if take.unit == "tokens" else settlement.requests_told
-                bucket = bucket.told(take.limit, now_ms, remaining=told.remaining, reset_ms=told.reset_ms)
-            self._buckets[take.bucket] = bucket
+            self._buckets[take.bucket] = _told(bucket, take, settlement, now_ms)
         for key, charge in zip(permit.accounts, permit.need.charges, strict=True):
             spent = charge.amount if settlement.cost < 0 else settlement.cost
             self._accounts[key] = self._account(key).spend(spent)
@@ -285,6 +294,14 @@ class MemoryBackend:
         if breaker is not None and breaker.probe == name:
             self._breakers[permit.need.breaker] = breaker.freed(name)
             rings.append(f"breaker:{permit.need.breaker}")
+
+
+def _told(bucket: Bucket, take: Take, said: Settlement | Telling, now_ms: int) -> Bucket:
+    """A bucket after what its provider said of it, where that is about it."""
+    if not take.is_told:
+        return bucket
+    told = said.tokens_told if take.unit == "tokens" else said.requests_told
+    return bucket.told(take.limit, now_ms, remaining=told.remaining, reset_ms=told.reset_ms)
 
 
 def account_key(account: str, period: Period, *, now_ms: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
+import msgspec
 import structlog
 from redis import Redis
 from redis.client import PubSub
@@ -30,6 +31,7 @@ from mosaic_routing.guards.values import (
     Readings,
     Request,
     Settlement,
+    Telling,
 )
 
 log = structlog.get_logger(__name__)
@@ -71,7 +73,7 @@ class ServerBackend:
         self._client = client
         self._key = f"{prefix}permits"
         self._scripts = {
-            name: GuardScript(name, clock=clock) for name in ("admit", "settle", "renew", "read")
+            name: GuardScript(name, clock=clock) for name in ("admit", "settle", "tell", "renew", "read")
         }
         self._listener = _Listener(client, f"{prefix}rings")
 
@@ -106,6 +108,14 @@ class ServerBackend:
             "tokens_told": settlement.tokens_told,
         }
         self._run("settle", expiry_ms, argument)
+
+    def tell(self, telling: Telling, expiry_ms: int) -> None:
+        """Lowers the buckets of a call that runs to what their provider said; of an unknown permit nothing.
+
+        Raises:
+            ServerError: the server is away, or full.
+        """
+        self._run("tell", expiry_ms, msgspec.structs.asdict(telling))
 
     def renew(self, permits: Sequence[str], expiry_ms: int) -> tuple[str, ...]:
         """Prolongs permits, also lapsed ones; answers those that are unknown.

@@ -119,14 +119,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         permit: its name, unique; whoever knows it may settle it.
         expiry_ms: it lapses unless it is renewed in that time.
         is_forced: whatever the limits say, and nothing is taken from buckets: the call runs already.
-        replaces: an older permit of this name is given back first.
+        replaces: older permits that are given back first; one of this name, too, where it is named.
     """
 
     permit: str
     need: Need
     expiry_ms: int
     is_forced: bool = False
-    replaces: bool = False
+    replaces: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.expiry_ms <= MAX_EXPIRY_MS:
@@ -188,6 +188,19 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     jitter: int = 0
     tokens: int = -1
     cost: int = -1
+    requests_told: Told = Told()
+    tokens_told: Told = Told()
+
+
+class Telling(msgspec.Struct, frozen=True, kw_only=True):
+    """What the provider said of its limits while a call runs: all processes learn it at once.
+
+    Attributes:
+        permit: of the call.
+        requests_told, tokens_told: as in a `Settlement`.
+    """
+
+    permit: str
     requests_told: Told = Told()
     tokens_told: Told = Told()
 

@@ -1,6 +1,6 @@
 -- Gives a call all that it needs, or nothing.
 -- arg: permit, takes, leases, charges, breaker: as in a record; the name and the policy of the breaker, or false
---      forced: whatever the limits say, and without taking from buckets; replaces: an older permit is given back first
+--      forced: whatever the limits say, and without taking from buckets; replaces: older permits that are given back first
 -- Returns {blocker, name, wait_ms, is_probe}.
 local quiet = tidy()
 if arg.breaker == '' then arg.breaker = false end
@@ -56,13 +56,16 @@ local function find_block()
 end
 
 local old, is_lapsed = find(arg.permit)
-if old and not is_lapsed and not arg.replaces then
+if old and not is_lapsed and #arg.replaces == 0 then
   local passed = old[BREAKER] and read_breaker(old[BREAKER][NAME])
   return cmsgpack.pack({'', '', 0, passed and passed.probe == arg.permit or false})
 end
-if old then
-  forget(arg.permit)
-  if not is_lapsed then give_back(old) end
+for _, permit in ipairs({arg.permit, unpack(arg.replaces)}) do
+  local replaced, has_lapsed = find(permit)
+  if replaced then
+    forget(permit)
+    if not has_lapsed then give_back(replaced) end
+  end
 end
 
 for _, charge in ipairs(arg.charges) do charge[KEY] = account_key(charge[NAME], charge[DAILY]) end

@@ -53,6 +53,15 @@ local function write_bucket(take, level, held)
   end
 end
 
+-- A bucket after what its provider told of it (requests_told, tokens_told), where that is about it; it never gains by that.
+local function told(take, level, held)
+  local said = take[TOKENS] and arg.tokens_told or arg.requests_told
+  local remaining, reset = said[1], said[2]
+  if not take[TOLD] or remaining < 0 then return level, held end
+  if remaining == 0 then held = math.max(held, now + math.min(math.max(reset, 0), LONGEST)) end
+  return math.min(level, remaining * UNIT), held
+end
+
 -- Until so much can be taken; 0: now.
 local function bucket_wait(take, amount)
   local level, held = read_bucket(take)

@@ -62,13 +62,6 @@ local function ended(breaker, policy, began)
   end
 end
 
--- What the provider told of a limit of its own: the bucket never gains by that.
-local function told(level, held, remaining, reset)
-  if remaining < 0 then return level, held end
-  if remaining == 0 then held = math.max(held, now + math.min(math.max(reset, 0), LONGEST)) end
-  return math.min(level, remaining * UNIT), held
-end
-
 local record, is_lapsed = find(arg.permit)
 if not record then return cmsgpack.pack(0) end
 forget(arg.permit)
@@ -79,10 +72,7 @@ for _, take in ipairs(record[TAKES]) do
   if take[TOKENS] and arg.tokens >= 0 then
     level = math.min(level + (take[AMOUNT] - arg.tokens) * UNIT, take[SIZE] * UNIT)
   end
-  if take[TOLD] then
-    local said = take[TOKENS] and arg.tokens_told or arg.requests_told
-    level, held = told(level, held, said[1], said[2])
-  end
+  level, held = told(take, level, held)
   write_bucket(take, level, held)
 end
 

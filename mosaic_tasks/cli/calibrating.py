@@ -1,0 +1,97 @@
+"""The command that learns probabilities from outcomes: calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mosaic_queues.errors import InputError
+from mosaic_tasks.cli.options import JsonOption
+from mosaic_tasks.cli.output import console, print_json, table
+
+if TYPE_CHECKING:
+    from mosaic_tasks.mixtures.calibration import Calibration, Outcome
+
+_MAX_TOLD = 120
+
+
+def calibrate(
+    history: Annotated[
+        Path, typer.Argument(metavar="HISTORY", help="Labelled outcomes, a line of JSON each.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the calibration here.")],
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the reliability curve here.")] = None,
+    method: Annotated[
+        Literal["logistic", "isotonic"] | None,
+        typer.Option(help="Default: the one that predicts lines better which it has not seen."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn how likely answers of mixtures are right, from outcomes.
+
+    A line says what was known of an answer when it was chosen, and whether it was right:
+    {"features": {"probability": 0.93, "votes": 3}, "right": true}
+
+    \b
+    Examples:
+      mosaic calibrate history.jsonl --out calibration.json
+      mosaic calibrate history.jsonl --out calibration.json --svg reliability.svg
+    """
+    import msgspec
+
+    from mosaic_tasks.mixtures.calibration import learn
+    from mosaic_tasks.mixtures.reliability import draw_svg
+
+    learnt = learn(_read(history), method=method)
+    assert learnt.curve is not None  # `learn` measures it
+    _write(out, msgspec.json.format(msgspec.json.encode(learnt)).decode() + "\n")
+    if svg is not None:
+        _write(svg, draw_svg(learnt, learnt.curve))
+    if as_json:
+        print_json(learnt)
+    else:
+        _tell(learnt, out)
+
+
+def _read(path: Path) -> list[Outcome]:
+    """The lines of a history; empty ones are left aside."""
+    try:
+        with path.open("rb") as lines:
+            return [_outcome(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    except OSError as error:
+        raise InputError(f"cannot read the history {str(path)!r}: {error.strerror}") from error
+
+
+def _outcome(line: bytes, path: Path, number: int) -> Outcome:
+    import msgspec
+
+    from mosaic_tasks.mixtures.calibration import Outcome
+
+    try:
+        return msgspec.json.decode(line, type=Outcome)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        shown = line[:_MAX_TOLD].decode("utf-8", "replace").strip()
+        raise InputError(
+            f'{path}:{number}: {error}: {shown!r}; write {{"features": {{"NAME": NUMBER}}, "right": true}}'
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {str(path)!r}: {error.strerror}; name a file that can be written"
+        ) from error
+
+
+def _tell(learnt: Calibration, out: Path) -> None:
+    assert learnt.curve is not None  # `learn` measures it
+    typer.echo(f"calibration: {out}: {learnt.method}, {learnt.lines} lines, {learnt.base:.1%} right")
+    typer.echo(f"on lines left out: ECE {learnt.curve.ece:.3f}, Brier {learnt.curve.brier:.3f}")
+    rows = table("PREDICTED", "RIGHT", "LINES")
+    for each in learnt.curve.bins:
+        rows.add_row(f"{each.predicted:.1%}", f"{each.right:.1%}", str(each.lines))
+    console(unknown_width=80).print(rows)

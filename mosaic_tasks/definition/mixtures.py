@@ -1,0 +1,285 @@
+"""The shape of a mixture in a workflow file: who is asked what, when it is enough, and what becomes of the answers.
+
+A preset stands for the fields that it names; what a file says itself goes before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from mosaic_tasks.definition.parts import Duration, Part, Requires, Texts
+from mosaic_tasks.mixtures.values import AggregatorKind, Form, GateKind
+
+Preset = Literal["self-consistency", "debate", "race", "layers", "best-of-n"]
+PRESETS: dict[str, dict[str, Any]] = {
+    "self-consistency": {"samples": 8, "waves": [3, 1], "aggregator": "majority", "temperature": 0.7},
+    "debate": {"waves": [2], "rounds": 3, "gate": {"kind": "unanimous", "window": 2}, "min_experts": 2},
+    "race": {"waves": [1000], "gate": {"kind": "quorum", "quorum": 1}, "aggregator": "majority"},
+    "layers": {"waves": [1000], "gate": "posterior", "aggregator": "synthesis"},
+    "best-of-n": {"samples": 4, "waves": [1000], "gate": "none", "aggregator": "rank", "temperature": 0.7},
+}
+"""What each preset says; `waves: [1000]` asks all at once."""
+TAKEN_NAMES = ("verifier", "aggregator")
+_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+_OTHER = re.compile(r"[^a-z0-9._-]+")
+_NEEDS_MODEL = ("synthesis", "build")
+_NEEDS_VERIFIER = ("verify", "rank")
+MOST_SAMPLES = 64
+
+
+def _as(name: str) -> BeforeValidator:
+    """A part of which mostly one field is said: that field alone stands for it."""
+    return BeforeValidator(lambda value: value if isinstance(value, (dict, Part)) else {name: value})
+
+
+class ExpertSpec(Part):
+    """Somebody who is asked; what it does not say, the mixture says."""
+
+    name: str = Field(default="", max_length=60, description="default: the model's")
+    model: str | None = Field(default=None, description="as an agent's")
+    requires: Requires | None = None
+    prompt: str | None = None
+    system: str | None = None
+    role: str = Field(
+        default="", max_length=2000, description="what it is to be, in words: its prompt says it"
+    )
+    samples: int | None = Field(
+        default=None, ge=1, le=MOST_SAMPLES, description="times it may be asked a round"
+    )
+    layer: int = Field(default=0, ge=0, le=10, description="the round in which it is asked; 0: in each")
+    queue: str | None = Field(default=None, min_length=1, description="Celery queue")
+    offers: Texts = Field(default=(), description="what it can bring, such as data, code, check")
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    adapter: str = ""
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if name and not re.match(_NAME, name):
+            raise ValueError(f"{name!r} is no name; use lower case, digits, '.', '_' and '-'")
+        if name in TAKEN_NAMES:
+            raise ValueError(f"{name!r} is the name of another part of the mixture; choose another")
+        return name
+
+
+class Selection(Part):
+    """Experts from the model pool."""
+
+    capability: str = Field(description="such as math: models of the pool with a measured quality in it")
+    count: int = Field(default=5, ge=1, le=64, description="so many are asked at most")
+    among: Texts = Field(default=(), description="models of the pool; default: all that have the capability")
+    quality: float = Field(default=0.0, ge=0, le=1, description="measured at least")
+
+
+class AnswerSpec(Part):
+    """How answers are compared."""
+
+    form: Form = "text"
+    field: str = Field(default="", description="the part of a JSON answer that is compared, such as `answer`")
+    choices: Texts = ()
+    tolerance: float = Field(default=0.0, ge=0, lt=1, description="of numbers: relative difference")
+    similarity: float = Field(
+        default=0.85, gt=0, le=1, description="of texts: from there on they say the same"
+    )
+
+
+class RulesSpec(Part):
+    """What an answer must hold to count."""
+
+    pattern: str = Field(default="", max_length=1000, description="a regular expression that is found in it")
+    entities: Texts = Field(default=(), description="words that are in it")
+    refusals: bool = Field(default=True, description="an answer that refuses does not count")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return pattern
+
+
+class GateSpec(Part):
+    """When the mixture stops asking."""
+
+    kind: GateKind = "posterior"
+    confidence: float | None = Field(default=0.95, gt=0, lt=1)
+    window: int = Field(default=3, ge=1, le=100, description="of unanimous")
+    margin: int = Field(default=2, ge=1, le=100, description="of margin: votes ahead")
+    quorum: float = Field(
+        default=0.8, gt=0, description="votes for one answer; below 1: share of the experts"
+    )
+    worth: float = Field(default=0.01, ge=0, description="of cost: US dollars that a right answer is worth")
+    second: float = Field(default=0.0, ge=0, description="of cost: US dollars that a second of waiting costs")
+
+
+class BudgetSpec(Part):
+    """What all calls of the mixture may take together."""
+
+    usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    tokens: int | None = Field(default=None, ge=0)
+
+
+class JudgeSpec(Part):
+    """A model that judges or aggregates answers."""
+
+    model: str | None = None
+    requires: Requires | None = None
+    prompt: str | None = Field(
+        default=None, description="sees what the experts see, and `ask`: what it is to do"
+    )
+    system: str = ""
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    max_tokens: int | None = Field(default=None, ge=1)
+
+
+class AggregatorSpec(JudgeSpec):
+    """What becomes of the answers where no gate passes."""
+
+    kind: AggregatorKind = "weighted"
+
+
+class MixtureSpec(Part):
+    """Several experts are asked, until the answer is certain enough."""
+
+    preset: Preset | None = Field(default=None, description="fields that it names need not be said")
+    prompt: str | None = Field(default=None, description="as an agent's; experts may have their own")
+    system: str = ""
+    output: str | dict[str, Any] | None = Field(default=None, description="JSON Schema of an answer")
+    experts: tuple[ExpertSpec, ...] = ()
+    select: Selection | None = Field(default=None, description="experts from the model pool")
+    samples: int = Field(default=1, ge=1, le=MOST_SAMPLES, description="of experts that do not say")
+    answer: Annotated[AnswerSpec, _as("form")] = AnswerSpec()
+    rules: RulesSpec = RulesSpec()
+    gate: Annotated[GateSpec, _as("kind")] = GateSpec()
+    waves: Annotated[tuple[int, ...], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)] = Field(
+        default=(2, 1), min_length=1, description="how many are asked at once; the last number goes on"
+    )
+    min_experts: int = Field(default=2, ge=1, description="no gate passes before so many have answered")
+    rounds: int = Field(default=1, ge=1, le=10, description="in later ones, experts see the earlier answers")
+    aggregator: Annotated[AggregatorSpec, _as("kind")] = AggregatorSpec()
+    verifier: JudgeSpec | None = None
+    budget: Annotated[BudgetSpec, _as("usd")] = BudgetSpec()
+    deadline: Duration | None = Field(default=None, description="then it answers with the best it has")
+    whole: bool | None = Field(
+        default=None,
+        description="the output is the leading answer as it was given, not only the part that is compared; experts "
+        "then finish what they write. Default: where all of an answer is compared",
+    )
+    details: bool = Field(default=False, description="the output tells confidence, votes and cost as well")
+    quoted_tokens: int = Field(
+        default=4096,
+        ge=256,
+        description="of answers, to other experts and to the aggregator; by value, not by tail",
+    )
+    diversity: float = Field(default=0.0, ge=0, le=1, description="who errs in other places is worth more")
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    max_tokens: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        given = dict(PRESETS.get(str(value.get("preset")), {}))
+        if value.get("preset") in ("race", "best-of-n"):
+            given["min_experts"] = 1
+        merged = {**given, **value}
+        if (
+            isinstance(value.get("aggregator"), dict)
+            and "kind" not in value["aggregator"]
+            and "aggregator" in given
+        ):
+            merged["aggregator"] = {"kind": given["aggregator"], **value["aggregator"]}
+        return merged
+
+    @field_validator("waves")
+    @classmethod
+    def _ask_somebody(cls, waves: tuple[int, ...]) -> tuple[int, ...]:
+        if any(wave < 1 for wave in waves):
+            raise ValueError(f"{list(waves)} asks nobody in one of its waves; each is 1 or more")
+        return waves
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixtureSpec:
+        if bool(self.experts) == (self.select is not None):
+            raise ValueError(
+                "a mixture has either `experts` or `select`, which takes them from the model pool"
+            )
+        if self.prompt is None and any(expert.prompt is None for expert in self.experts or (ExpertSpec(),)):
+            raise ValueError("it has no `prompt`, and not every expert has one of its own")
+        kind = self.aggregator.kind
+        if kind in _NEEDS_VERIFIER and self.verifier is None:
+            raise ValueError(f"the aggregator {kind!r} needs a `verifier`: the model that judges the answers")
+        if kind == "synthesis" and self.aggregator.model is None and self.aggregator.requires is None:
+            raise ValueError(f"the aggregator {kind!r} needs a `model`: who writes one answer of all")
+        if kind not in _NEEDS_MODEL and (self.aggregator.model or self.aggregator.prompt):
+            raise ValueError(f"the aggregator {kind!r} counts and asks no model; 'synthesis' and 'build' do")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the output is an answer as it was given."""
+        if self.whole is not None:
+            return self.whole
+        return not self.answer.field and self.answer.form in ("text", "json", "code")
+
+    @property
+    def last_round(self) -> int:
+        """How many rounds there are, layers included."""
+        return max([self.rounds, *(expert.layer for expert in self.experts)])
+
+    def named(self) -> list[ExpertSpec]:
+        """The experts with their names: what they are called, or their model, numbered where it is there twice."""
+        names: list[str] = []
+        for expert in self.experts:
+            base = expert.name or _from_model(expert)
+            name, number = base, 2
+            while name in names:
+                name, number = f"{base}-{number}", number + 1
+            names.append(name)
+        return [e.model_copy(update={"name": name}) for e, name in zip(self.experts, names, strict=True)]
+
+
+def part_at(path: Sequence[str | int]) -> type[Part]:
+    """The part of a mixture that stands at a place below it."""
+    parts: dict[str, type[Part]] = {
+        "experts": ExpertSpec,
+        "select": Selection,
+        "answer": AnswerSpec,
+        "rules": RulesSpec,
+        "gate": GateSpec,
+        "aggregator": AggregatorSpec,
+        "verifier": JudgeSpec,
+        "budget": BudgetSpec,
+    }
+    return parts.get(str(path[0]), MixtureSpec) if path else MixtureSpec
+
+
+def _from_model(expert: ExpertSpec) -> str:
+    wanted = expert.model or (expert.requires.capability if expert.requires is not None else "") or "expert"
+    last = re.split(r"[/:]", wanted)[-1]
+    return _OTHER.sub("-", last.lower()).strip("-._") or "expert"
+
+
+__all__ = [
+    "PRESETS",
+    "AggregatorSpec",
+    "AnswerSpec",
+    "BudgetSpec",
+    "ExpertSpec",
+    "GateSpec",
+    "JudgeSpec",
+    "MixtureSpec",
+    "RulesSpec",
+    "Selection",
+    "part_at",
+]

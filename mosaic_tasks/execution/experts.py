@@ -1,0 +1,72 @@
+"""Asks an expert, a verifier or an aggregator of a mixture, and makes of what it writes what the mixture hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mosaic_tasks.definition.plan import AgentPlan
+from mosaic_tasks.execution.agents import AgentAnswer
+from mosaic_tasks.execution.asking import Asking
+from mosaic_tasks.execution.outcomes import Work
+from mosaic_tasks.mixtures.answers import normalise
+from mosaic_tasks.mixtures.checks import problems
+from mosaic_tasks.mixtures.mixture import Mixture
+from mosaic_tasks.mixtures.signals import AnswerReader, signals
+from mosaic_tasks.mixtures.values import Heard
+
+
+async def asked(
+    asking: Asking, work: Work, agent: AgentPlan, mixture: Mixture
+) -> tuple[dict[str, Any], AgentAnswer]:
+    """What the mixture hears of a call, as it is stored, and the answer with what it used.
+
+    An expert stops writing as soon as its answer is complete, unless the mixture wants all of it.
+    """
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    options: dict[str, Any] = {}
+    if work.names["kind"] == "expert" and not mixture.whole:
+        reader = AnswerReader(mixture.form, agent.output_schema)
+        options = {"on_delta": reader.feed, "is_enough": lambda: reader.answer is not None}
+    answer = await asking.ask(work, agent, work.names, **options)
+    heard = heard_of(answer, work.names, agent, mixture)
+    heard = msgspec.structs.replace(heard, seconds=round(clock() - begun, 3))
+    return msgspec.to_builtins(heard), answer
+
+
+def heard_of(answer: AgentAnswer, names: Mapping[str, Any], agent: AgentPlan, mixture: Mixture) -> Heard:
+    """What an answer comes to."""
+    used = answer.usage
+    heard = Heard(
+        names["index"],
+        names["expert"],
+        model=answer.model,
+        round=names["round"],
+        text=answer.text,
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        cost_usd=used.cost_usd,
+        signals=signals(answer.logprobs),
+    )
+    if names["kind"] == "verifier":
+        return msgspec.structs.replace(heard, support=float(answer.value["support"]))
+    schema = None if answer.is_cut else agent.output_schema
+    found = problems(answer.text, answer.value, mixture.rules, schema, answer.finish_reason)
+    given = answer.value if mixture.whole else answer.text
+    read = None if found else normalise(given, mixture.form)
+    if read is None and not found:
+        found = ("unreadable",)
+    return msgspec.structs.replace(heard, answer=read, problems=found)
+
+
+def failed(names: Mapping[str, Any], error: str) -> dict[str, Any]:
+    """What the mixture hears of a call that failed for good."""
+    heard = Heard(names["index"], names["expert"], round=names["round"], failed=error)
+    return dict(msgspec.to_builtins(heard))
+
+
+__all__ = ["asked", "failed", "heard_of"]

@@ -1,0 +1,330 @@
+"""From what is known of an answer to one probability that it is right, learned from labelled history.
+
+Two ways are tried, and the one that predicts left-out lines better (by the Brier score) is kept:
+
+- `logistic`: a logistic regression on all features, with a Gaussian prior on its weights, by Newton's method. On one
+  probability it is Platt scaling (Platt 1999, Probabilistic outputs for support vector machines). Features that are
+  probabilities enter by their log-odds.
+- `isotonic`: the rising step function of one feature that fits best, by pooling adjacent violators (Zadrozny and Elkan
+  2002, Transforming classifier scores into accurate multiclass probability estimates).
+
+The reliability curve is measured on left-out lines too, so it shows what the calibration is worth on answers to come.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from mosaic_queues.errors import InputError
+
+Method = Literal["logistic", "isotonic"]
+Predict = Callable[[Mapping[str, float]], float]
+
+PROBABILITIES = frozenset({"probability", "confidence", "support"})
+"""Features that are probabilities."""
+LEAST_LINES = 20
+
+_FOLDS = 5
+_BINS = 10
+_PRIOR = 1.0  # weight of the prior against one line, for standardised features
+_STEPS = 50
+_CLOSE = 1e-9
+_SURE = 1e-3  # probabilities go no nearer to 0 and 1 before their log-odds are taken
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """A line of the history.
+
+    Attributes:
+        features: what was known when it was decided: those of `beliefs.features` and `signals.signals`, or any others.
+        right: how right it was, 0 to 1; true and false are 1 and 0.
+    """
+
+    features: dict[str, float]
+    right: bool | float
+
+    @property
+    def share(self) -> float:
+        """`right` as a number."""
+        return float(self.right)
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """One feature of a logistic calibration: its mean and spread in the history, and its weight."""
+
+    mean: float
+    spread: float
+    weight: float
+
+
+class Bin(msgspec.Struct, frozen=True):
+    """A part of a reliability curve.
+
+    Attributes:
+        predicted: mean probability.
+        right: share that was right.
+    """
+
+    predicted: float
+    right: float
+    lines: int
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """How far probabilities can be relied upon.
+
+    Attributes:
+        bins: ten of equal width; those without lines are left out.
+        ece: expected calibration error: mean distance of `predicted` and `right`, by lines (Guo et al. 2017, On
+            calibration of modern neural networks).
+        brier: mean square of what the probability was off.
+    """
+
+    bins: tuple[Bin, ...]
+    ece: float
+    brier: float
+
+
+class Calibration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Makes a probability of features; what `mosaic calibrate` writes.
+
+    Attributes:
+        scales: of `logistic`, by feature.
+        intercept: of `logistic`.
+        feature: of `isotonic`.
+        steps: of `isotonic`: from which value on, which probability.
+        base: share of right lines; the probability where nothing is known.
+        curve: measured on left-out lines.
+        lines: in the history.
+    """
+
+    method: Method
+    base: float
+    lines: int = 0
+    scales: dict[str, Scale] = {}
+    intercept: float = 0.0
+    feature: str = ""
+    steps: tuple[tuple[float, float], ...] = ()
+    curve: Curve | None = None
+
+    def __call__(self, features: Mapping[str, float]) -> float:
+        """The probability; a feature that is missing counts as its mean, one that is not known counts for nothing."""
+        if self.method == "isotonic":
+            value = features.get(self.feature)
+            return self.base if value is None else self._step(value)
+        known = (
+            (_scaled(name, features[name]) - scale.mean) / scale.spread * scale.weight
+            for name, scale in self.scales.items()
+            if name in features
+        )
+        return _sigmoid(self.intercept + sum(known))
+
+    def _step(self, value: float) -> float:
+        place = bisect_right(self.steps, value, key=lambda step: step[0])
+        return self.steps[max(place - 1, 0)][1]
+
+
+def learn(history: Sequence[Outcome], *, method: Method | None = None) -> Calibration:
+    """The calibration that a history teaches.
+
+    Args:
+        method: default: the one that predicts left-out lines better.
+
+    Raises:
+        InputError: the history is too short, or tells nothing.
+    """
+    _check(history)
+    methods: tuple[Method, ...] = (method,) if method else ("logistic", "isotonic")
+    tried = [(reliability(_left_out(history, each), history), each) for each in methods]
+    curve, chosen = min(tried, key=lambda pair: pair[0].brier)
+    return msgspec.structs.replace(_fit(history, chosen), curve=curve)
+
+
+def reliability(predicted: Sequence[float], history: Sequence[Outcome]) -> Curve:
+    """The curve of probabilities against what came of them."""
+    rights = [outcome.share for outcome in history]
+    parts: list[list[int]] = [[] for _ in range(_BINS)]
+    for place, probability in enumerate(predicted):
+        parts[min(int(probability * _BINS), _BINS - 1)].append(place)
+    bins = tuple(
+        Bin(_mean([predicted[p] for p in part]), _mean([rights[p] for p in part]), len(part))
+        for part in parts
+        if part
+    )
+    off = sum(abs(each.predicted - each.right) * each.lines for each in bins)
+    brier = _mean([(p - right) ** 2 for p, right in zip(predicted, rights, strict=True)])
+    return Curve(bins, off / len(rights), brier)
+
+
+def _check(history: Sequence[Outcome]) -> None:
+    shares = [outcome.share for outcome in history]
+    if len(history) < LEAST_LINES:
+        raise InputError(f"{len(history)} lines are too few to calibrate by; collect at least {LEAST_LINES}")
+    if not all(0 <= share <= 1 for share in shares):
+        raise InputError(
+            f"'right' is {next(s for s in shares if not 0 <= s <= 1)!r}; give true, false, or 0 to 1"
+        )
+    if min(shares) == max(shares):
+        raise InputError("all lines are equally right, which teaches nothing; add some that differ")
+    if not _spreads(history):
+        raise InputError("no feature differs from line to line; record features that tell something")
+
+
+def _fit(history: Sequence[Outcome], method: Method) -> Calibration:
+    return _logistic(history) if method == "logistic" else _isotonic(history)
+
+
+def _left_out(history: Sequence[Outcome], method: Method) -> list[float]:
+    """For each line, the probability by what the others teach: a fifth is left out at a time."""
+    places = list(range(len(history)))
+    Random(0).shuffle(places)  # noqa: S311 - no secret: a history may be sorted
+    predicted = [0.0] * len(history)
+    for fold in range(_FOLDS):
+        left = set(places[fold::_FOLDS])
+        taught = _fit([outcome for place, outcome in enumerate(history) if place not in left], method)
+        for place in left:
+            predicted[place] = taught(history[place].features)
+    return predicted
+
+
+def _logistic(history: Sequence[Outcome]) -> Calibration:
+    """Logistic regression; the first weight is the intercept."""
+    spreads = _spreads(history)
+    rows = [[1.0, *_standard(outcome, spreads)] for outcome in history]
+    rights = [outcome.share for outcome in history]
+    base = _bounded(_mean(rights))
+    weights = [_log_odds(base), *(0.0 for _ in spreads)]
+    for _ in range(_STEPS):
+        change = _newton(rows, rights, weights)
+        weights = [weight + step for weight, step in zip(weights, change, strict=True)]
+        if max(map(abs, change)) < _CLOSE:
+            break
+    scales = {
+        name: Scale(mean, spread, weight)
+        for (name, (mean, spread)), weight in zip(spreads.items(), weights[1:], strict=True)
+    }
+    return Calibration("logistic", base, len(history), scales, weights[0])
+
+
+def _newton(
+    rows: Sequence[Sequence[float]], rights: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """The next step towards the most likely weights."""
+    size = len(weights)
+    slope = [0.0] + [-_PRIOR * weight for weight in weights[1:]]
+    bend = [[_PRIOR if one == other and one else 0.0 for other in range(size)] for one in range(size)]
+    for row, right in zip(rows, rights, strict=True):
+        probability = _sigmoid(sum(value * weight for value, weight in zip(row, weights, strict=True)))
+        certain = max(probability * (1 - probability), _CLOSE)
+        for one in range(size):
+            slope[one] += row[one] * (right - probability)
+            for other in range(size):
+                bend[one][other] += row[one] * row[other] * certain
+    return _solved(bend, slope)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of linear equations whose matrix is positive definite, by elimination."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for pivot in range(size):
+        head = rows[pivot]
+        for below in rows[pivot + 1 :]:
+            factor = below[pivot] / head[pivot]
+            for column in range(pivot, size + 1):
+                below[column] -= factor * head[column]
+    found = [0.0] * size
+    for place in reversed(range(size)):
+        known = sum(rows[place][column] * found[column] for column in range(place + 1, size))
+        found[place] = (rows[place][size] - known) / rows[place][place]
+    return found
+
+
+def _isotonic(history: Sequence[Outcome]) -> Calibration:
+    """A rising step function of the feature that is a probability, or of the one that goes with `right` the most."""
+    feature = _telling(history)
+    known = sorted(
+        (outcome.features[feature], outcome.share) for outcome in history if feature in outcome.features
+    )
+    blocks: list[tuple[float, float, int]] = []  # from which value on, how many right, of how many
+    for value, right in known:
+        block = (value, right, 1)
+        while blocks and (blocks[-1][0] == block[0] or blocks[-1][1] * block[2] >= block[1] * blocks[-1][2]):
+            start, rights, lines = blocks.pop()
+            block = (start, rights + block[1], lines + block[2])
+        blocks.append(block)
+    least = 1 / (len(known) + 2)  # nothing is certain that was seen so often
+    steps = tuple((start, min(max(rights / lines, least), 1 - least)) for start, rights, lines in blocks)
+    base = _bounded(_mean([outcome.share for outcome in history]))
+    return Calibration("isotonic", base, len(history), feature=feature, steps=steps)
+
+
+def _telling(history: Sequence[Outcome]) -> str:
+    spreads = _spreads(history)
+    if "probability" in spreads:
+        return "probability"
+    rights = [outcome.share for outcome in history]
+    middle = _mean(rights)
+
+    def together(name: str) -> float:
+        mean, spread = spreads[name]
+        pairs = zip(history, rights, strict=True)
+        return sum(
+            (_scaled(name, outcome.features.get(name, mean)) - mean) / spread * (right - middle)
+            for outcome, right in pairs
+            if name in outcome.features
+        )
+
+    return max(sorted(spreads), key=together)
+
+
+def _spreads(history: Sequence[Outcome]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each feature that differs from line to line."""
+    values: dict[str, list[float]] = {}
+    for outcome in history:
+        for name, value in outcome.features.items():
+            values.setdefault(name, []).append(_scaled(name, value))
+    found = {name: (_mean(known), _deviation(known)) for name, known in sorted(values.items())}
+    return {name: pair for name, pair in found.items() if pair[1] > _CLOSE}
+
+
+def _standard(outcome: Outcome, spreads: Mapping[str, tuple[float, float]]) -> list[float]:
+    """The features of a line in standard deviations from their means; what is missing is at the mean."""
+    return [
+        (_scaled(name, outcome.features[name]) - mean) / spread if name in outcome.features else 0.0
+        for name, (mean, spread) in spreads.items()
+    ]
+
+
+def _scaled(name: str, value: float) -> float:
+    return _log_odds(_bounded(value)) if name in PROBABILITIES else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _bounded(probability: float) -> float:
+    return min(max(probability, _SURE), 1 - _SURE)
+
+
+def _log_odds(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-min(max(value, -40.0), 40.0)))
+
+
+__all__ = ["LEAST_LINES", "Bin", "Calibration", "Curve", "Method", "Outcome", "Scale", "learn", "reliability"]

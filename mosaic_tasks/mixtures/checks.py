@@ -1,0 +1,108 @@
+"""What is wrong with an answer by the rules of its mixture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from mosaic_queues.errors import ConfigurationError
+from mosaic_tasks.engines.protocol import FinishReason
+from mosaic_tasks.engines.schema import mismatch
+from mosaic_tasks.mixtures.values import Problem, Rules
+
+_HEAD = 300
+_REFUSES = re.compile(
+    r"(?:\bi(?:['’]m| am)? ?(?:can(?:['’]t|not| not)|won['’]t|will not|unable to|not able to|must decline to"
+    r"|do not feel comfortable|don['’]t feel comfortable)\s+(?:\w+\s+){0,3}?(?:help|assist|comply|answer"
+    r"|provide|fulfil+|continue|discuss|create|generate|write|engage|share|do (?:that|this)))"
+    r"|\bas an ai(?: language)? model\b|\bi must decline\b|\bagainst my (?:guidelines|programming)\b",
+    re.IGNORECASE,
+)
+
+
+def problems(
+    text: str,
+    value: Any,
+    rules: Rules,
+    schema: dict[str, Any] | None = None,
+    finish_reason: FinishReason = "stop",
+) -> tuple[Problem, ...]:
+    """What is wrong with an answer, in the order of `Problem`; nothing where it counts.
+
+    Args:
+        text: as it was written.
+        value: what was read of it; None where nothing could be.
+        schema: that the value shall fit.
+
+    Raises:
+        ConfigurationError: the pattern of the rules is none.
+        EngineRefused: the schema is none.
+    """
+    return tuple(_problems(text, value, rules, schema, finish_reason))
+
+
+def pattern_error(pattern: str) -> str | None:
+    """What is wrong with a pattern of `Rules`; None where it can be used."""
+    try:
+        _finder(pattern)
+    except SchemaError as error:
+        return f"{pattern!r} is no pattern of Rust's regex, which has no look-around: {_last_line(error)}"
+    return None
+
+
+def _problems(
+    text: str, value: Any, rules: Rules, schema: dict[str, Any] | None, finish_reason: FinishReason
+) -> Iterator[Problem]:
+    empty = not text.strip() and value in (None, "", [], {})
+    if empty:
+        yield "empty"
+    elif value is None:
+        yield "unreadable"
+    if rules.refusals and (finish_reason == "refused" or _refuses(text) or _refuses(value)):
+        yield "refused"
+    if finish_reason == "length":
+        yield "truncated"
+    if schema is not None and value is not None and mismatch(value, schema) is not None:
+        yield "schema"
+    if rules.pattern and not _has_pattern(text, rules.pattern):
+        yield "pattern"
+    if any(not _names(text, entity) for entity in rules.entities):
+        yield "entity"
+
+
+def _refuses(said: Any) -> bool:
+    """Whether a text begins with a refusal."""
+    return isinstance(said, str) and _REFUSES.search(said[:_HEAD]) is not None
+
+
+def _names(text: str, entity: str) -> bool:
+    """Whether the text names it, as words of their own."""
+    return re.search(rf"(?<!\w){re.escape(entity.casefold())}(?!\w)", text.casefold()) is not None
+
+
+def _has_pattern(text: str, pattern: str) -> bool:
+    wrong = pattern_error(pattern)
+    if wrong is not None:
+        raise ConfigurationError(f"the rules' pattern {wrong}")
+    try:
+        _finder(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _finder(pattern: str) -> SchemaValidator:
+    """Finds the pattern in time linear in the text, whatever the pattern: it may come from anybody's file."""
+    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2].strip()
+
+
+__all__ = ["pattern_error", "problems"]

@@ -1,0 +1,173 @@
+"""A mixture as workers read it, and what it remembers between two answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from mosaic_tasks.mixtures.values import AggregatorKind, AnswerForm, Gate, Profile, Rules
+
+QuestionKind = Literal["expert", "verifier", "aggregator"]
+ChoiceBy = Literal[
+    "gate", "majority", "weighted", "verify", "build", "rank", "synthesis", "budget", "deadline"
+]
+ASKED_NAMES = ("kind", "index", "expert", "role", "round", "answers", "open_points", "ask")
+"""What the prompts of experts, verifiers and aggregators see besides what the node sees."""
+
+
+class Expert(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Somebody who can be asked.
+
+    Attributes:
+        node: the number of its node in the plan: its k-th call is `NODE.k`.
+        role: what it is to be, in words: its prompt and the aggregator's tell it.
+        samples: how often it may be asked in a round.
+        layer: the round in which it is asked; 0: in every one.
+    """
+
+    name: str
+    node: int
+    profile: Profile
+    role: str = ""
+    samples: int = 1
+    layer: int = 0
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a mixture may take; None: no limit of its own.
+
+    Attributes:
+        tokens: read and written, of all its calls.
+        seconds: after so long it answers with the best it has.
+    """
+
+    usd: float | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is asked, when it is enough, and what becomes of the answers.
+
+    Attributes:
+        waves: how many are asked at once; the last number goes on.
+        min_experts: no gate passes before so many have answered.
+        rounds: in each but the first, experts see the answers of the one before.
+        synthesizer: the node of the model that aggregates, where there is one.
+        verifier: the node of the model that judges answers, where there is one.
+        whole: experts finish what they write, and the output is the whole of the leading answer; otherwise it is the part
+            that was compared, and experts are stopped once that is complete.
+        details: the output tells how it came about.
+        capability: by which experts are chosen and remembered.
+        most: so many experts are asked at most.
+        diversity: 0 to 1: how much it counts, for who is asked next, to err in other places.
+        quoted_tokens: so much is quoted of answers, to other experts and to the aggregator.
+    """
+
+    experts: tuple[Expert, ...]
+    form: AnswerForm = AnswerForm()
+    rules: Rules = Rules()
+    gate: Gate = Gate()
+    waves: tuple[int, ...] = (1,)
+    min_experts: int = 1
+    rounds: int = 1
+    aggregator: AggregatorKind = "weighted"
+    synthesizer: int | None = None
+    verifier: int | None = None
+    limits: Limits = Limits()
+    whole: bool = False
+    details: bool = False
+    capability: str = ""
+    most: int | None = None
+    diversity: float = 0.0
+    quoted_tokens: int = 4096
+
+    def of_round(self, number: int) -> tuple[Expert, ...]:
+        """Who may be asked in a round, which count from 1."""
+        return tuple(expert for expert in self.experts if expert.layer in (0, number))
+
+    @property
+    def planned(self) -> int:
+        """How many answers a round has at most."""
+        total = max(sum(e.samples for e in self.of_round(number)) for number in range(1, self.rounds + 1))
+        return total if self.most is None else min(total, self.most)
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that the mixture made.
+
+    Attributes:
+        index: its number among them.
+        about: the answers that a verifier judges, by their indices.
+    """
+
+    index: int
+    call: str
+    expert: str
+    kind: QuestionKind = "expert"
+    round: int = 1
+    about: tuple[int, ...] = ()
+    asked_ms: int = 0
+
+
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the mixture answers.
+
+    Attributes:
+        probability: that it is right, as far as is known.
+        by: what decided: the gate, an aggregator, or a limit that was reached; then it is the best so far.
+        supporters: the calls that said so.
+    """
+
+    value: Any
+    shown: str
+    probability: float
+    by: ChoiceBy
+    why: str
+    supporters: tuple[int, ...] = ()
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the mixture ran into a limit."""
+        return self.by in ("budget", "deadline")
+
+
+class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a mixture keeps from one session to the next; the answers themselves are outputs of its calls.
+
+    Attributes:
+        heard: the indices of the questions that are answered, in the order of the answers.
+        cut: those that were not needed any more.
+        closing: the experts are heard; a verifier or an aggregator is asked.
+        profiles: of the experts, as they were when it began.
+        seed: of chance, which chooses who is asked.
+    """
+
+    begun_ms: int
+    seed: int = 0
+    asked: tuple[Question, ...] = ()
+    heard: tuple[int, ...] = ()
+    cut: tuple[int, ...] = ()
+    round: int = 1
+    closing: bool = False
+    profiles: dict[str, Profile] = {}
+    choice: Choice | None = None
+
+    def waiting(self) -> tuple[Question, ...]:
+        """The questions without an answer that are not cut."""
+        over = {*self.heard, *self.cut}
+        return tuple(question for question in self.asked if question.index not in over)
+
+
+__all__ = [
+    "ASKED_NAMES",
+    "Choice",
+    "ChoiceBy",
+    "Expert",
+    "Limits",
+    "Memory",
+    "Mixture",
+    "Question",
+    "QuestionKind",
+]
