@@ -139,6 +139,12 @@ match os.environ["KILL_AT"]:
         _before(Ledger, "consume", asked=_commits("grow"))
     case "after_grow":
         _after(Ledger, "consume", asked=_commits("grow"))
+    case "before_cut":
+        _before(Ledger, "consume", asked=_commits("cut"))
+    case "after_cut":
+        _after(Ledger, "consume", asked=_commits("cut"))
+    case "lose_grow":
+        _lose_answer(Ledger, "consume", when=lambda answer: bool(answer.ready))
     case "before_seal":
         _before(Ledger, "consume", asked=_commits("seal"))
     case "after_seal":
