@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.definition.builder import Flow
     from mosaic_tasks.definition.compiling import compile_workflow
     from mosaic_tasks.definition.folding import fold
-    from mosaic_tasks.definition.tools import agent, tool
+    from mosaic_tasks.definition.tools import agent, mixture, tool
     from mosaic_tasks.definition.workflow import Workflow
     from mosaic_tasks.inspection.reading import StreamEvent
 
@@ -55,6 +55,7 @@ _HOMES = {
     "get_run": "mosaic_tasks.client",
     "install": "mosaic_tasks.app",
     "list_runs": "mosaic_tasks.client",
+    "mixture": "mosaic_tasks.definition.tools",
     "submit": "mosaic_tasks.client",
     "tool": "mosaic_tasks.definition.tools",
 }
@@ -82,6 +83,7 @@ __all__ = [
     "get_run",
     "install",
     "list_runs",
+    "mixture",
     "submit",
     "tool",
 ]

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from mosaic_queues.errors import DefinitionError
 from mosaic_routing.targets import Objective
+from mosaic_tasks.definition.mixtures import MixtureSpec
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.references import Path, Reference
 from mosaic_tasks.definition.schemas import schema_of
@@ -151,6 +152,10 @@ def _agent_kind(agent: AgentSpec) -> tuple[str, dict[str, Any]]:
     return "agent", {"agent": agent}
 
 
+def _mixture_kind(mixture: MixtureSpec) -> tuple[str, dict[str, Any]]:
+    return "mixture", {"mixture": mixture}
+
+
 class Flow:
     """Collects inputs and nodes, and builds the workflow.
 
@@ -214,6 +219,11 @@ class Flow:
     def agent(self) -> AddNode[AgentSpec]:
         """Adds an agent; its templates see the arguments by name, beside node ids, `inputs` and the item."""
         return AddNode(self._add, _agent_kind)
+
+    @property
+    def mixture(self) -> AddNode[MixtureSpec]:
+        """Adds a mixture of experts; its templates see what an agent's see, and what a mixture adds."""
+        return AddNode(self._add, _mixture_kind)
 
     def output(self, node: Handle | str) -> None:
         """Says whose output is the result of a run."""

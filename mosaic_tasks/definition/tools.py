@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from mosaic_queues.errors import BindingError, DefinitionError
 from mosaic_tasks.definition.folding import FoldOptions, fold_options
 from mosaic_tasks.definition.grammar import RetryRule
+from mosaic_tasks.definition.mixtures import MixtureSpec
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import ANY, Schema, schema_of
@@ -369,6 +370,27 @@ def agent(prompt: str | Callable[..., Any] | None = None, **options: Unpack[Agen
     if prompt is None:
         return from_function
     return made(prompt, output) if isinstance(prompt, str) else from_function(prompt)
+
+
+def mixture(prompt: str | None = None, *, output: Any = None, **fields: Any) -> MixtureSpec:
+    """A mixture of experts; `flow.mixture(mixture(...))` makes a node of it.
+
+    Args:
+        prompt: Jinja template, of all experts that have none of their own.
+        output: JSON Schema or pydantic model of an answer.
+        fields: as in a file: `experts`, `answer`, `gate`, `preset`, ...; experts as mappings.
+
+    Raises:
+        DefinitionError: a field is unknown, or does not fit the others.
+    """
+    try:
+        return MixtureSpec.model_validate({"prompt": prompt, "output": _output_of(output), **fields})
+    except ValidationError as error:
+        problems = [
+            f"mixture(): {'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}"
+            for detail in error.errors(include_url=False)
+        ]
+        raise DefinitionError(problems) from None
 
 
 def _output_of(result: Any) -> str | Schema | None:

@@ -29,6 +29,7 @@ PUBLIC = [
     "get_run",
     "install",
     "list_runs",
+    "mixture",
     "submit",
     "tool",
 ]

@@ -1,0 +1,182 @@
+"""Mixtures in workflow files: what may stand there, what is wrong, and what workers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mosaic_queues.errors import DefinitionError
+from mosaic_tasks import Flow, Workflow, compile_workflow, mixture
+from mosaic_tasks.definition.plan import ITEM, NodePlan, Ref
+from mosaic_tasks.mixtures.mixture import Mixture
+
+EXPERTS = [
+    {"model": "openai:gpt-5"},
+    {"model": "openai:gpt-5"},
+    {"model": "pool:qwen2-7b", "role": "a critic"},
+]
+
+
+def workflow(**fields: Any) -> Workflow:
+    told = {"prompt": "{{ inputs.question }}", "experts": EXPERTS, **fields}
+    node = {"mixture": {key: value for key, value in told.items() if value is not None}}
+    return Workflow.from_data(
+        {"name": "w", "inputs": {"question": "string"}, "nodes": {"answer": node}, "output": "answer"}
+    )
+
+
+def nodes(**fields: Any) -> tuple[NodePlan, ...]:
+    return compile_workflow(workflow(**fields)).nodes
+
+
+def compiled(**fields: Any) -> Mixture:
+    found = nodes(**fields)[0].mixture
+    assert found is not None
+    return found
+
+
+def problem(**fields: Any) -> str:
+    with pytest.raises(DefinitionError) as told:
+        compile_workflow(workflow(**fields))
+    return str(told.value)
+
+
+def test_each_expert_is_a_node_that_the_mixture_alone_calls() -> None:
+    plan = compile_workflow(workflow())
+    assert [node.name for node in plan.nodes] == [
+        "answer",
+        "answer.gpt-5",
+        "answer.gpt-5-2",
+        "answer.qwen2-7b",
+    ]
+    assert {node.asked_by for node in plan.nodes[1:]} == {0}
+    assert plan.roots == (0,)
+    assert [join.members for join in plan.joins] == [()]
+    assert [node.queue for node in plan.nodes] == [
+        "mosaic.cpu",
+        "mosaic.api.openai",
+        "mosaic.api.openai",
+        "mosaic.routed",
+    ]
+
+
+def test_the_verifier_and_the_aggregator_are_nodes_too() -> None:
+    judge = {"model": "openai:gpt-5-mini"}
+    found = nodes(verifier=judge, aggregator={"kind": "synthesis", **judge})
+    mixed = compiled(verifier=judge, aggregator={"kind": "synthesis", **judge})
+    assert [found[number].name for number in (mixed.verifier or 0, mixed.synthesizer or 0)] == [
+        "answer.verifier",
+        "answer.aggregator",
+    ]
+
+
+def test_experts_see_what_the_mixture_tells_them() -> None:
+    expert = nodes()[3]
+    assert expert.names["answers"] == Ref(ITEM, ("answers",))
+    assert expert.agent is not None
+    assert expert.agent.system == "You are {{ role }}."
+    assert expert.agent.prompt.endswith("{% if ask %}\n\n{{ ask }}{% endif %}")
+
+
+def test_a_prompt_that_says_where_answers_go_is_left_alone() -> None:
+    prompt = "{{ inputs.question }}{% for one in answers %} {{ one.answer }}{% endfor %}"
+    agent = nodes(prompt=prompt)[1].agent
+    assert agent is not None
+    assert agent.prompt == prompt
+
+
+def test_experts_are_selected_from_the_pool() -> None:
+    mixed = compiled(experts=None, select={"capability": "math", "count": 3, "quality": 0.8})
+    assert (mixed.most, mixed.capability, mixed.planned) == (3, "math", 3)
+    assert len(mixed.experts) > 3
+    assert all(expert.profile.quality >= 0.8 for expert in mixed.experts)
+
+
+@pytest.mark.parametrize("preset", ["self-consistency", "debate", "race", "layers", "best-of-n"])
+def test_a_preset_needs_a_few_lines(preset: str) -> None:
+    judge = {"model": "openai:gpt-5"}
+    more = {"layers": {"aggregator": judge}, "best-of-n": {"verifier": judge}}.get(preset, {})
+    experts = [{"model": "openai:gpt-5", "layer": 1}, {"model": "openai:gpt-5-mini", "layer": 2}]
+    found = workflow(preset=preset, experts=experts, **more)
+    compile_workflow(found)
+    assert Workflow.from_yaml(found.to_yaml()) == found
+
+
+def test_what_a_file_says_goes_before_its_preset() -> None:
+    assert compiled(preset="debate", rounds=5).rounds == 5
+    assert compiled(preset="debate").rounds == 3
+
+
+def test_layers_are_rounds() -> None:
+    experts = [{"model": "openai:a", "layer": 1}, {"model": "openai:b", "layer": 3}]
+    assert compiled(experts=experts).rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"experts": None}, "either `experts` or `select`"),
+        ({"select": {"capability": "math"}}, "either `experts` or `select`"),
+        ({"prompt": None}, "not every expert has one of its own"),
+        ({"experts": [{"name": "verifier", "model": "openai:x"}]}, "the name of another part of the mixture"),
+        ({"experts": [{"name": "Big One", "model": "openai:x"}]}, "no name; use lower case"),
+        ({"experts": [{"modle": "openai:x"}]}, "unknown key 'modle'; did you mean 'model'"),
+        ({"gate": "margn"}, "margn"),
+        ({"gate": {"kind": "margin", "margni": 2}}, "unknown key 'margni'; did you mean 'margin'"),
+        ({"waves": [2, 0]}, "asks nobody in one of its waves"),
+        ({"aggregator": "synthesis"}, "needs a `model`"),
+        ({"aggregator": {"kind": "majority", "model": "openai:x"}}, "counts and asks no model"),
+        ({"aggregator": "rank"}, "needs a `verifier`"),
+        ({"rules": {"pattern": "("}}, "pattern"),
+        ({"budget": -1}, "greater than or equal to 0"),
+        ({"budget": float("inf")}, "finite"),
+        ({"min_experts": 9}, "no gate passes before 9 answers, and 3 can come"),
+        ({"output": {"type": "object"}, "answer": {"form": "number", "field": "answer"}}, None),
+        (
+            {
+                "output": {
+                    "type": "object",
+                    "properties": {"a": {"type": "number"}},
+                    "additionalProperties": False,
+                },
+                "answer": {"form": "number", "field": "b"},
+            },
+            "b",
+        ),
+        ({"experts": None, "select": {"capability": "maths"}}, "the capabilities are: "),
+        ({"prompt": "{{ inputs.questoin }}"}, "questoin"),
+        ({"experts": [{"model": "gpt"}, *EXPERTS]}, "'gpt' is no model"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(fields: dict[str, Any], told: str | None) -> None:
+    if told is None:
+        compile_workflow(workflow(**fields))
+        return
+    message = problem(**fields)
+    assert told in message
+    assert "node 'answer'" in message
+
+
+def test_a_mixture_answers_one_question() -> None:
+    node = {"mixture": {"prompt": "{{ item }}", "experts": EXPERTS}, "for_each": "${inputs.questions}"}
+    found = Workflow.from_data(
+        {"name": "w", "inputs": {"questions": "array"}, "nodes": {"answer": node}, "output": "answer"}
+    )
+    with pytest.raises(DefinitionError, match="a mixture answers one question"):
+        compile_workflow(found)
+
+
+def test_a_mixture_is_built_in_python() -> None:
+    flow = Flow("w")
+    question = flow.input("question", str)
+    answer = flow.mixture(mixture("{{ asked }}", experts=EXPERTS, answer="number"), asked=question)
+    flow.output(answer)
+    plan = compile_workflow(flow.build())
+    assert plan.nodes[0].name == "mixture"
+    assert plan.nodes[1].bindings == {"asked": {"$ref": [-1, "question"]}}
+
+
+def test_a_wrong_mixture_in_python_is_told_at_once() -> None:
+    with pytest.raises(DefinitionError, match=r"mixture\(\): gate.kind: Input should be 'posterior'"):
+        mixture("q", experts=EXPERTS, gate="no")
