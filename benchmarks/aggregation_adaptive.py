@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -14,14 +14,18 @@ from aggregation_recordings import CHARS, Question
 from mosaic_tasks.mixtures.beliefs import families_of, view_of
 from mosaic_tasks.mixtures.gates import need, verdict
 from mosaic_tasks.mixtures.selection import Terms, chosen
-from mosaic_tasks.mixtures.values import AnswerForm, Gate, Heard, Profile, View
+from mosaic_tasks.mixtures.values import Answer, AnswerForm, Gate, Heard, Profile, View
 
-TERMS = Terms(usd=0.0, tokens=0.5)
+TERMS = Terms(usd=0.0, tokens=0.25)
+"""Who is good counts for more than who is short. Prices do not count: in a set with one dear model that is better than
+the others, those would be asked first, and agree on what that one knows better."""
+DIVERSITY = 0.0
+"""To ask first who errs otherwise made no set of experts better here, on average over many, and the first one worse."""
 NEVER = 1_000
 """Votes ahead: what nobody ever is, so that a gate goes by the probability alone."""
-MOST_TOKENS, MOST_AGGREGATED = 0.43, 0.06
+MOST_TOKENS, MOST_AGGREGATED = 0.43, 0.065
 """Shares of the full mixture that a setting may take on the part that is learned on: less than on the other part, since
-the part of the questions that is hard differs by chance."""
+the share of hard questions differs by chance."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Setting:
     """
 
     confidence: float = 0.95
-    enough: float = 0.8
-    most: int = 5
+    enough: float = 0.65
+    most: int = 4
 
     @property
     def gate(self) -> Gate:
@@ -44,10 +48,9 @@ class Setting:
         return Gate(kind="margin", margin=NEVER, confidence=self.confidence)
 
 
-SETTINGS = tuple(
-    Setting(confidence, enough, most)
-    for confidence, enough, most in itertools.product((0.9, 0.95, 0.97), (0.7, 0.8, 0.9), (3, 4, 5))
-)
+Viewer = Callable[[Sequence[Heard]], View]
+CONFIDENCES = (0.9, 0.95)
+ENOUGH = tuple(percent / 100 for percent in range(50, 95, 5))
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,15 @@ class Adaptive:
     is_final: bool = False
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """In which experts are asked."""
+        profiles = [self.profiles[name] for name in self.experts]
+        return chosen(profiles, count=self.setting.most, terms=TERMS, diversity=DIVERSITY)
+
+    @property
     def strategy(self) -> Strategy:
         """Waves of experts until the gate passes, in mid-wave too, and the aggregator where it does not."""
-        order = chosen([self.profiles[name] for name in self.experts], count=self.setting.most, terms=TERMS)
+        order = self.order
         families = families_of(self.profiles)
 
         def start(question: Question) -> Flow:
@@ -80,30 +89,48 @@ class Adaptive:
 
     def _flow(self, order: Sequence[str], families: Mapping[str, str]) -> Flow:
         heard: list[Heard] = []
-        seen = self._view(heard, families)
+        view = self._viewer(order, families)
         while len(heard) < len(order):
-            wave = order[len(heard) :][: max(need(self.setting.gate, seen), 1)]
+            wave = order[len(heard) :][: max(need(self.setting.gate, view(heard)), 1)]
             ask = Ask(tuple(wave))
             for _ in wave:
                 heard.append(heard_of((yield ask), len(heard)))
-                seen = self._view(heard, families)
-                if verdict(self.setting.gate, seen).passed:
-                    return seen.leader.answer if seen.leader else None
+                if verdict(self.setting.gate, seen := view(heard)).passed:
+                    return leading(seen)
                 ask = Ask()
-        return (yield from self._aggregated(heard, seen, families))
+        return (yield from self._aggregated(heard, view))
 
-    def _aggregated(self, heard: list[Heard], seen: View, families: Mapping[str, str]) -> Flow:
+    def _aggregated(self, heard: list[Heard], view: Viewer) -> Flow:
         """The leader where that is sure enough, or nobody is there to ask; else what the aggregator makes of it."""
+        seen = view(heard)
         if self.aggregator and (seen.leader is None or seen.leader.probability < self.setting.enough):
             quoted = sum(len(one.text) / CHARS for one in heard)
             came = yield Ask((self.aggregator,), quoted_tokens=quoted, aggregates=True)
             if self.is_final and came.said.answer:
                 return came.said.answer
-            seen = self._view([*heard, heard_of(came, len(heard))], families)
-        return seen.leader.answer if seen.leader else None
+            seen = view([*heard, heard_of(came, len(heard))])
+        return leading(seen)
 
-    def _view(self, heard: Sequence[Heard], families: Mapping[str, str]) -> View:
-        return view_of(heard, self.profiles, self.form, planned=self.setting.most, families=families)
+    def _viewer(self, order: Sequence[str], families: Mapping[str, str]) -> Viewer:
+        """What is known once these came, and who would be next."""
+        following = [*(self.profiles[name] for name in order), None, None]
+
+        def view(heard: Sequence[Heard]) -> View:
+            return view_of(
+                heard,
+                self.profiles,
+                self.form,
+                planned=len(order),
+                upcoming=following[len(heard)],
+                families=families,
+            )
+
+        return view
+
+
+def leading(view: View) -> Answer | None:
+    """The answer that is ahead."""
+    return view.leader.answer if view.leader else None
 
 
 def heard_of(came: Came, index: int) -> Heard:
@@ -111,6 +138,21 @@ def heard_of(came: Came, index: int) -> Heard:
     return Heard(
         index, came.model, came.model, text=came.said.text, answer=came.said.early, seconds=came.seconds
     )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting, and what it did on the questions that are learned on; shares are of the full mixture."""
+
+    mixture: Adaptive
+    right: float
+    tokens_share: float
+    aggregator_share: float
+
+    @property
+    def excess(self) -> float:
+        """By how much it takes more than it may; 1: it does not."""
+        return max(self.tokens_share / MOST_TOKENS, self.aggregator_share / MOST_AGGREGATED, 1.0)
 
 
 def learned(
@@ -121,20 +163,41 @@ def learned(
     form: AnswerForm,
     questions: Sequence[Question],
 ) -> Adaptive:
-    """The mixture with the setting that did best on these questions, of those that keep within what they may take."""
-    base = Adaptive(experts, aggregator, profiles_of(questions, models), form)
-    tried = [Adaptive(experts, aggregator, base.profiles, form, setting) for setting in SETTINGS]
-    tokens = sum(question.said[expert].tokens for question in questions for expert in experts)
-    return max(tried, key=lambda one: _merit(one, questions, tokens))
+    """The mixture with the best setting for these questions.
+
+    Of settings that differ in `enough` alone, the one that asks the aggregator as often as it may: more is better, and
+    less so by chance alone. Of these the one that is right most often.
+    """
+    profiles = profiles_of(questions, models)
+    kept = [
+        min(
+            (
+                tried(Adaptive(experts, aggregator, profiles, form, setting), questions)
+                for setting in settings
+            ),
+            key=lambda one: (one.excess, -one.mixture.setting.enough),
+        )
+        for settings in _settings(len(experts))
+    ]
+    return min(kept, key=lambda one: (one.excess, -one.right, one.tokens_share)).mixture
 
 
-def _merit(mixture: Adaptive, questions: Sequence[Question], tokens: float) -> tuple[float, float, float]:
-    """First to keep within what it may take, then to be right, then to cost little."""
+def _settings(experts: int) -> Iterator[list[Setting]]:
+    """Those that differ in `enough` alone, together."""
+    for confidence, most in itertools.product(CONFIDENCES, (experts - 1, experts)):
+        yield [Setting(confidence, enough, most) for enough in ENOUGH if enough < confidence]
+
+
+def tried(mixture: Adaptive, questions: Sequence[Question]) -> Tried:
+    """What a mixture does on these questions."""
     outcomes = Fleet(mixture.strategy, in_flight=1).play(questions)
-    share = sum(outcome.expert_tokens for outcome in outcomes) / tokens
-    aggregated = fmean(outcome.aggregator_calls for outcome in outcomes)
-    excess = max(share / MOST_TOKENS, aggregated / MOST_AGGREGATED, 1.0)
-    return -excess, fmean(outcome.right for outcome in outcomes), -share
+    tokens = sum(question.said[expert].tokens for question in questions for expert in mixture.experts)
+    return Tried(
+        mixture,
+        right=fmean(outcome.right for outcome in outcomes),
+        tokens_share=sum(outcome.expert_tokens for outcome in outcomes) / tokens,
+        aggregator_share=fmean(outcome.aggregator_calls for outcome in outcomes),
+    )
 
 
 def profiles_of(questions: Sequence[Question], models: Sequence[str]) -> dict[str, Profile]:

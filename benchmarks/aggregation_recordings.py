@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -16,7 +17,8 @@ from typing import Any, get_args
 from processes import BenchmarkError
 
 from mosaic_tasks.mixtures.agreement import groups
-from mosaic_tasks.mixtures.answers import normalise
+from mosaic_tasks.mixtures.answers import FIELD, normalise
+from mosaic_tasks.mixtures.fields import field_pattern
 from mosaic_tasks.mixtures.signals import AnswerReader
 from mosaic_tasks.mixtures.values import Answer, AnswerForm, Form
 
@@ -28,6 +30,8 @@ CHARS = 4
 MOST = 0.95
 """So many of the right answers must be of a form for all of them to be of it."""
 SPAN_WORDS = 8
+NUMBER_CHARS = 40
+_PROGRAM = re.compile(r"(?m)^\s*(?:def|class|import|from|return|for|while)\b.*\n")
 _ENDS = re.compile(r"(?:\s*(?:</s>|<\|eot_id\|>|<\|im_end\|>|<\|end\|>|<end_of_turn>|<eos>))+\s*$")
 """What tells a model's end: some recordings have it, hundreds of times, and no engine gives it out."""
 
@@ -98,7 +102,7 @@ def read(path: Path = ANSWERS, *, form: str = "auto") -> Recordings:
     golds = [_text(row["gold"]) for row in rows]
     if form not in ("auto", *get_args(Form)):
         raise BenchmarkError(f"no form of answers is called {form!r}; name auto, {', '.join(get_args(Form))}")
-    compared = AnswerForm(form=form_of(golds) if form == "auto" else form)  # type: ignore[arg-type]
+    compared = _compared(form, golds, rows)
     models = [name for name in rows[0]["outputs"] if all(name in row["outputs"] for row in rows)]
     questions = [_question(row, gold, models, compared) for row, gold in zip(rows, golds, strict=True)]
     return Recordings(compared, models, questions)
@@ -109,13 +113,22 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise BenchmarkError(f"there are no recorded answers in {path}; ANSWERS=FILE names others")
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
-        rows = [json.loads(line) for line in file if line.strip()]
-    for number, row in enumerate(rows, start=1):
-        if missing := {"id", "question", "gold", "outputs"} - row.keys():
-            raise BenchmarkError(f"{path}, line {number}: no {', '.join(sorted(missing))}")
+        rows = [
+            _row(line, f"{path}, line {number}") for number, line in enumerate(file, start=1) if line.strip()
+        ]
     if not rows:
         raise BenchmarkError(f"{path} is empty; it needs a line for each question")
     return rows
+
+
+def _row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BenchmarkError(f"{place}: {error}; each line is a JSON object") from None
+    if missing := {"id", "question", "gold", "outputs"} - (row.keys() if isinstance(row, dict) else set()):
+        raise BenchmarkError(f"{place}: no {', '.join(sorted(missing))}")
+    return row  # type: ignore[no-any-return]
 
 
 def _text(gold: Any) -> str:
@@ -124,13 +137,10 @@ def _text(gold: Any) -> str:
 
 def form_of(golds: Sequence[str]) -> Form:
     """The form that right answers have; the first that fits nearly all of them."""
-    fits: Mapping[Form, Any] = {
+    fits: Mapping[Form, Callable[[str], object]] = {
         "choice": lambda gold: re.fullmatch(r"\(?[A-J]\)?\.?", gold.strip()),
-        "number": lambda gold: len(gold) < 40 and normalise(gold, AnswerForm(form="number")),
-        "json": lambda gold: gold.strip()[:1] in ("{", "["),
-        "code": lambda gold: (
-            "\n" in gold.strip() and re.search(r"(?m)^\s*(?:def|class|import|return)\b", gold)
-        ),
+        "number": lambda gold: len(gold) < NUMBER_CHARS and normalise(gold, AnswerForm(form="number")),
+        "code": _is_code,
         "span": lambda gold: len(gold.split()) <= SPAN_WORDS,
     }
     for form, fit in fits.items():
@@ -139,8 +149,38 @@ def form_of(golds: Sequence[str]) -> Form:
     return "text"
 
 
+def _is_code(gold: str) -> bool:
+    """Whether it is what a program prints, or a program."""
+    try:
+        ast.literal_eval(gold.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return gold.strip()[:1] in ("{", "[") or _PROGRAM.search(gold) is not None
+    return True
+
+
+def _compared(form: str, golds: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> AnswerForm:
+    """The form; of JSON and code, which may be the whole text, the field that answers have where most have one."""
+    found = form_of(golds) if form == "auto" else form
+    outputs = [output or "" for row in rows for output in row["outputs"].values()]
+    is_field = sum(field_pattern(FIELD).search(output) is not None for output in outputs) > len(outputs) / 2
+    return AnswerForm(form=found, field=FIELD if is_field and found in ("json", "code") else "")  # type: ignore[arg-type]
+
+
+def _gold(gold: str, form: AnswerForm) -> Answer:
+    """The right answer, read as a model would have written it."""
+    written = json.dumps({form.field: _parsed(gold) if form.form == "json" else gold}) if form.field else gold
+    return normalise(written, form) or Answer(key=gold.strip(), shown=gold.strip(), value=gold)
+
+
+def _parsed(gold: str) -> Any:
+    try:
+        return json.loads(gold)
+    except ValueError:
+        raise BenchmarkError(f"the right answer {gold!r} is no JSON; name another form than json") from None
+
+
 def _question(row: Mapping[str, Any], gold: str, models: Sequence[str], form: AnswerForm) -> Question:
-    right = normalise(gold, form) or Answer(key=gold.strip(), shown=gold.strip(), value=gold)
+    right = _gold(gold, form)
     said = {model: said_of(row["outputs"][model] or "", right, form) for model in models}
     return Question(str(row["id"]), str(row["question"]), right, said)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.definition.tools import agent, mixture, tool
     from mosaic_tasks.definition.workflow import Workflow
     from mosaic_tasks.inspection.reading import StreamEvent
+    from mosaic_tasks.mixtures.recording import Record
 
 _HOMES = {
     "CallError": "mosaic_queues.errors",
@@ -40,6 +41,7 @@ _HOMES = {
     "InputError": "mosaic_queues.errors",
     "MosaicError": "mosaic_queues.errors",
     "NoWorker": "mosaic_queues.errors",
+    "Record": "mosaic_tasks.mixtures.recording",
     "Run": "mosaic_tasks.client",
     "RunCancelled": "mosaic_queues.errors",
     "RunFailed": "mosaic_queues.errors",
@@ -68,6 +70,7 @@ __all__ = [
     "InputError",
     "MosaicError",
     "NoWorker",
+    "Record",
     "Run",
     "RunCancelled",
     "RunFailed",

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack, cast
 import msgspec
 from celery import Celery
 
-from mosaic_queues.connection import server_ms
+from mosaic_queues.connection import server_errors, server_ms
 from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
@@ -26,14 +26,16 @@ from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.definition.workflow import Workflow
-from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.execution.process import Process, ledger_url, process_for
 from mosaic_tasks.execution.redoing import redo_of
+from mosaic_tasks.execution.scoring import Score, score
 from mosaic_tasks.execution.sent import Sent
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
-from mosaic_tasks.inspection.progress import RunView, project
+from mosaic_tasks.inspection.progress import NodeView, RunView, project
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
 from mosaic_tasks.inspection.said import said
 from mosaic_tasks.inspection.standing import Patience, PatientAsyncReading, PatientReading, Standing
+from mosaic_tasks.mixtures.recording import Record
 from mosaic_tasks.submission import submit_to
 
 WORKER_CHECK_S = 1.0
@@ -145,6 +147,23 @@ def await_any(runs: Sequence[Run], *, timeout_s: float) -> list[Run]:
     return [ends[name] for name, _ in cast("list[tuple[bytes, Any]]", found or [])]
 
 
+def _number_of(plan: Plan, node: str) -> int:
+    names = {each.name: number for number, each in enumerate(plan.nodes)}
+    if node not in names:
+        raise InputError(f"workflow {plan.name!r} has no node {node!r}{did_you_mean(node, names)}")
+    return names[node]
+
+
+def _mixture_of(plan: Plan, node: str) -> int:
+    """The number of a mixture."""
+    number = _number_of(plan, node)
+    if plan.nodes[number].mixture is None:
+        mixtures = [each.name for each in plan.nodes if each.mixture is not None]
+        told = f"its mixtures are: {', '.join(mixtures)}" if mixtures else "it has none"
+        raise InputError(f"node {node!r} of workflow {plan.name!r} is no mixture; {told}")
+    return number
+
+
 class Run:
     """One execution of a workflow."""
 
@@ -170,6 +189,53 @@ class Run:
     def view(self) -> RunView:
         """State, times and counts of each node, from the run's events."""
         return project(self.plan(), self.events(), run_id=self.id)
+
+    def node(self, name: str) -> NodeView:
+        """State, times and counts of one node.
+
+        Raises:
+            InputError: the workflow has no such node.
+        """
+        return self.view().nodes[_number_of(self.plan(), name)]
+
+    def mixture(self, node: str) -> Record | None:
+        """What a mixture came to: answer, confidence and votes, who was asked and cut off, what it cost and saved; None
+        while it is undecided.
+
+        Raises:
+            InputError: the workflow has no such node, or it is no mixture.
+        """
+        _mixture_of(self.plan(), node)
+        return self.node(node).record
+
+    async def amixture(self, node: str) -> Record | None:
+        """`mixture` for coroutines."""
+        return await asyncio.to_thread(self.mixture, node)
+
+    def score(self, node: str, value: float, *, answer: Any = None) -> Score:
+        """Says how right the answer of a mixture was: what later mixtures believe of its experts follows.
+
+        Where it was right, those who said the same were right and the others wrong; where it was wrong, they were, and
+        of the others nothing is known. Scoring again goes in the place of the last score.
+
+        Args:
+            value: 0 is wrong, 1 is right.
+            answer: the right one, where it is known: each expert is judged by that, as mixtures compare answers.
+
+        Returns:
+            How right each expert was, and a line for `mosaic calibrate`.
+
+        Raises:
+            InputError: the workflow has no such node, it is no mixture or has not answered, the value is no number from
+                0 to 1, or the right answer cannot be read.
+            UnknownRun: the run is past its retention.
+        """
+        with server_errors(ledger_url(self._process.app)):
+            return score(self._process, self.id, _mixture_of(self.plan(), node), value, answer)
+
+    async def ascore(self, node: str, value: float, *, answer: Any = None) -> Score:
+        """`score` for coroutines."""
+        return await asyncio.to_thread(self.score, node, value, answer=answer)
 
     def events(self, *, follow: bool = False, after: str = "0") -> Iterator[Event]:
         """What happened, in order.
@@ -211,7 +277,8 @@ class Run:
             timeout_s: give up waiting after so long; what is there already is given all the same.
 
         Raises:
-            InputError: the workflow has no such node, or `after` is no id of its events.
+            InputError: the workflow has no such node, a mixture asks it and hears its answers, or `after` is no id of
+                its events.
             WaitTimeout: the time is over, from the iterator.
         """
         patience = self._patience(node, timeout_s if follow else None)
@@ -241,15 +308,22 @@ class Run:
     def _part(self, node: str | None, after: str | None, patience: Patience | None) -> Part:
         """How a node is read."""
         prepared, process = self._process.plan_of(self.id), self._process
-        names = {each.name: number for number, each in enumerate(prepared.plan.nodes)}
-        number = prepared.plan.output if node is None else names.get(node)
-        if number is None:
-            raise InputError(f"the workflow has no node {node!r}{did_you_mean(str(node), names)}")
+        number = prepared.plan.output if node is None else _number_of(prepared.plan, node)
         read = prepared.plan.nodes[number]
+        self._check_has_output(prepared.plan, number)
         source = Source(process.ledger, process.payloads, self.id, number, read.name)
         part = part_of(source, read, is_read=bool(prepared.readers(str(number))), after=after)
         is_ordered, is_fresh = read.for_each is None, after is None
         return Standing(part, source, is_ordered=is_ordered, is_fresh=is_fresh, patience=patience)
+
+    def _check_has_output(self, plan: Plan, number: int) -> None:
+        asker = plan.nodes[number].asked_by
+        if asker is not None:
+            mixture = plan.nodes[asker].name
+            raise InputError(
+                f"node {plan.nodes[number].name!r} has no output of its own: the mixture {mixture!r} hears it; read "
+                f"that, or what each of its experts said: mosaic explain {self.id} --node {mixture}"
+            )
 
     def wait(self, timeout_s: float | None = None, *, no_worker_s: float | None = 5.0) -> RunRecord:
         """Waits for the run's end.
@@ -358,8 +432,11 @@ class Run:
 
         Raises:
             KeyError: the workflow has no such node, or it has not closed.
+            InputError: a mixture asks it and hears its answers.
         """
-        numbers = {node.name: number for number, node in enumerate(self.plan().nodes)}
+        plan = self.plan()
+        numbers = {node.name: number for number, node in enumerate(plan.nodes)}
+        self._check_has_output(plan, numbers[name])
         envelope = self._process.ledger.outputs(self.id, [str(numbers[name])])[0]
         if envelope is None:
             raise KeyError(f"node {name!r} of run {self.id} has no output yet")
@@ -375,20 +452,19 @@ class Run:
             UnknownRun: the run is past its retention.
         """
         plan = self._process.plan_of(self.id)
-        numbers = {each.name: number for number, each in enumerate(plan.plan.nodes)}
-        if node not in numbers:
-            raise InputError(f"workflow {plan.plan.name!r} has no node {node!r}{did_you_mean(node, numbers)}")
+        number = _number_of(plan.plan, node)
         done = False
         while not done:  # the run may end, or run again, meanwhile
             is_over = self.record().status != "running"
-            cut_off = self._open_nodes(len(numbers)) if is_over else set[int]()  # they have no call any more
-            again = redo_of(plan, {numbers[node], *cut_off})
+            cut_off = self._open_nodes(plan.plan) if is_over else set[int]()  # they have no call any more
+            again = redo_of(plan, {number, *cut_off})
             done = self._process.redo(self.id, again, holder=self._process.holder, is_over=is_over)
 
-    def _open_nodes(self, nodes: int) -> set[int]:
-        """The nodes that never closed."""
-        outputs = self._process.ledger.outputs(self.id, [str(number) for number in range(nodes)])
-        return {number for number, output in enumerate(outputs) if output is None}
+    def _open_nodes(self, plan: Plan) -> set[int]:
+        """The nodes that never closed; whom mixtures ask is over with these."""
+        numbers = [number for number, node in enumerate(plan.nodes) if node.asked_by is None]
+        outputs = self._process.ledger.outputs(self.id, [str(number) for number in numbers])
+        return {number for number, output in zip(numbers, outputs, strict=True) if output is None}
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""

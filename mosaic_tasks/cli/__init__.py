@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from mosaic_tasks.cli import (
     batching,
+    calibrating,
     dead,
     defining,
     doctor,
@@ -21,6 +22,7 @@ from mosaic_tasks.cli import (
     probing,
     rerunning,
     running,
+    scoring,
     streaming,
     topology,
     watching,
@@ -115,6 +117,9 @@ for _command in (
     running.result,
     running.cancel,
     rerunning.rerun,
+    scoring.score,
+    scoring.experts,
+    calibrating.calibrate,
     working.worker,
     engines.engines,
     infra.infra,

@@ -56,12 +56,14 @@ def calibrate(
 
 
 def _read(path: Path) -> list[Outcome]:
-    """The lines of a history; empty ones are left aside."""
+    """The lines of a history; what was scored again counts once, as it was scored last."""
     try:
         with path.open("rb") as lines:
-            return [_outcome(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+            read = [(n, _outcome(line, path, n)) for n, line in enumerate(lines, 1) if line.strip()]
     except OSError as error:
         raise InputError(f"cannot read the history {str(path)!r}: {error.strerror}") from error
+    last = {(one.run, one.node) if one.run else number: one for number, one in read}
+    return list(last.values())
 
 
 def _outcome(line: bytes, path: Path, number: int) -> Outcome:

@@ -44,7 +44,7 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
         print_json(
             {
                 "name": plan.name,
-                "nodes": [node.name for node in plan.nodes],
+                "nodes": [node.name for node in plan.nodes if node.asked_by is None],
                 "queues": queues,
                 "output": plan.nodes[plan.output].name,
                 "inputs": plan.inputs_schema,
@@ -54,8 +54,13 @@ def validate(file: FileArgument, as_json: JsonOption = False) -> None:
         return
     for warning in warnings:
         typer.echo(f"{file}: warning: {warning}", err=True)
-    size = counted(len(plan.nodes), "node")
-    typer.echo(f"{file}: right: workflow {plan.name!r}, {size}, for the queues {', '.join(queues)}")
+    typer.echo(f"{file}: right: workflow {plan.name!r}, {_size(plan)}, for the queues {', '.join(queues)}")
+
+
+def _size(plan: Plan) -> str:
+    asked = sum(node.asked_by is not None for node in plan.nodes)
+    size = counted(len(plan.nodes) - asked, "node")
+    return f"{size} and {counted(asked, 'model')} that mixtures ask" if asked else size
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
@@ -104,7 +109,13 @@ def graph(
             for dep in node.deps
         ]
         nodes = [
-            {"name": node.name, "kind": node.kind, "queue": node.queue, "tags": node.tags}
+            {
+                "name": node.name,
+                "kind": node.kind,
+                "queue": node.queue,
+                "tags": node.tags,
+                "asked_by": None if node.asked_by is None else plan.nodes[node.asked_by].name,
+            }
             for node in plan.nodes
         ]
         print_json({"name": plan.name, "nodes": nodes, "edges": edges})

@@ -16,7 +16,15 @@ from rich.text import Text
 
 from mosaic_queues.events import Event
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
+from mosaic_tasks.inspection.decisions import in_short
+from mosaic_tasks.inspection.progress import (
+    NodeState,
+    NodeView,
+    Progress,
+    arranged,
+    label,
+    state_counts,
+)
 from mosaic_tasks.inspection.wording import duration, listed
 
 if TYPE_CHECKING:
@@ -28,7 +36,16 @@ _LAST_EVENTS_S = 5.0
 """Once the run is over its last events are at hand."""
 _STEPS = 10
 """A fan-out tells its progress in so many lines."""
-_ORDER: tuple[NodeState, ...] = ("failed", "running", "ready", "done", "skipped", "cancelled", "waiting")
+_ORDER: tuple[NodeState, ...] = (
+    "failed",
+    "running",
+    "ready",
+    "done",
+    "skipped",
+    "cancelled",
+    "cut",
+    "waiting",
+)
 _STYLES: dict[NodeState, tuple[str, str]] = {
     "waiting": ("·", "dim"),
     "ready": ("○", "yellow"),
@@ -37,6 +54,7 @@ _STYLES: dict[NodeState, tuple[str, str]] = {
     "skipped": ("-", "dim"),
     "failed": ("✗", "bold red"),
     "cancelled": ("-", "red"),
+    "cut": ("×", "dim"),
 }
 
 
@@ -134,14 +152,14 @@ class Board:
 
 
 def render(progress: Progress, nodes: Sequence[NodeView], now_ms: int, rows: int) -> Group:
-    """The table of at most `rows` nodes and a line about the whole."""
+    """The table of at most `rows` nodes, what mixtures asked below them, and a line about the whole."""
     table = Table(box=None, show_header=False, pad_edge=False, expand=True)
     for justify in ("left", "left", "left", "right", "right"):
         table.add_column(justify=justify, no_wrap=True, overflow="ellipsis")
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for node in chosen(nodes, max(rows, 1)):
+    for node in chosen(arranged(nodes), max(rows, 1)):
         mark, style = _STYLES[node.state]
-        cells = (mark, node.name, node.state, _time(node, now_ms), _calls(node))
+        cells = (mark, label(node), node.state, _time(node, now_ms), _calls(node))
         notes = [f"epoch {node.epoch}" if node.epoch else "", _note(node, now_ms)]
         table.add_row(
             *(Text(cell, style=style) for cell in cells), Text(", ".join(filter(None, notes)), style="dim")
@@ -161,9 +179,7 @@ def chosen(nodes: Sequence[NodeView], rows: int) -> list[NodeView]:
 
 def summary(progress: Progress, nodes: Iterable[NodeView], now_ms: int) -> str:
     """Workflow, run, time, and how many nodes are in each state."""
-    counts: dict[NodeState, int] = {}
-    for node in nodes:
-        counts[node.state] = counts.get(node.state, 0) + 1
+    counts = state_counts(nodes)
     told = ", ".join(f"{counts[state]} {state}" for state in _ORDER if state in counts)
     since = progress.begun_ms if progress.begun_ms is not None else now_ms
     took = duration((progress.closed_ms or max(now_ms, since)) - since)
@@ -186,9 +202,21 @@ def _note(node: NodeView, now_ms: int) -> str:
         return node.error
     if node.retry_at_ms is not None:
         return f"next attempt {_due(node.retry_at_ms - now_ms)}, after: {node.error}"
+    if node.state == "cut":
+        return "not needed any more"
+    if node.is_over and (node.record is not None or node.asked_by):
+        return _outcome(node)
     if node.losses and not node.is_over:
         return f"its process died {node.losses} times" if node.losses > 1 else "its process died"
     return f"in queue {node.queue}" if node.state == "ready" else ""
+
+
+def _outcome(node: NodeView) -> str:
+    """What a mixture came to, or one whom it asked."""
+    if node.record is not None:
+        return in_short(node.record)
+    cut = f"{node.calls_cut} cut off" if node.calls_cut else ""
+    return ", ".join(filter(None, (f"not counted: {node.error}" if node.error else "", cut)))
 
 
 def _due(left_ms: int) -> str:
@@ -251,6 +279,8 @@ class Lines:
     def _changes(self, number: int, event: Event) -> Iterator[str]:
         node, before = self._progress.node(number), self._states[number]
         self._states[number] = node.state
+        if node.asked_by and not node.calls:
+            return
         if node.retries > self._told_retries[number]:
             self._told_retries[number] = node.retries
             yield (

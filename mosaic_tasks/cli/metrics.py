@@ -14,12 +14,14 @@ from mosaic_tasks.cli.options import JsonOption
 from mosaic_tasks.cli.output import print_json_line, to_json
 
 if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily
     from redis import Redis
 
     from mosaic_queues.keys import Keys
     from mosaic_queues.liveness import LiveProcess
     from mosaic_queues.work import Work
     from mosaic_routing.inventory import EngineReport
+    from mosaic_tasks.execution.tallying import Figure, Tally
 
 PORT = 9464
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,12 +37,14 @@ class Figures(NamedTuple):
         queues: work of each queue.
         groups: work of each group of the topology: of all its queues, those of its workers alone included.
         workers: how many serve each queue.
+        mixtures: what they came to so far.
     """
 
     queues: Mapping[str, Work]
     groups: Mapping[str, Work]
     workers: Mapping[str, int]
     engines: Sequence[EngineReport]
+    mixtures: Sequence[Tally] = ()
 
 
 def metrics(
@@ -50,7 +54,7 @@ def metrics(
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.")] = PORT,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer over HTTP what queues, workers and engines do, until Ctrl-C.
+    """Answer over HTTP what queues, workers, engines and mixtures do, until Ctrl-C.
 
     /metrics: all figures, in Prometheus's text format. /work/GROUP: of a group of the topology, as JSON: messages that
     wait, those that its workers have taken and not ended, and both together, by which KEDA scales. It says where it
@@ -150,6 +154,7 @@ def _read(client: Redis, keys: Keys) -> Figures:
     from mosaic_routing.manifests.services import services
     from mosaic_routing.pool import pool
     from mosaic_tasks.app import app
+    from mosaic_tasks.execution.tallying import counted_mixtures
 
     processes = live_processes(client, keys)
     groups = {
@@ -157,7 +162,13 @@ def _read(client: Redis, keys: Keys) -> Figures:
     }
     workers = served(processes)
     queues = work_of(app, [*workers, *(queue for each in groups.values() for queue in each)])
-    return Figures(queues, together(groups, queues), workers, engines(client, keys=keys))
+    return Figures(
+        queues,
+        together(groups, queues),
+        workers,
+        engines(client, keys=keys),
+        counted_mixtures(client, keys),
+    )
 
 
 def served(processes: Sequence[LiveProcess]) -> dict[str, int]:
@@ -205,6 +216,7 @@ def exposition(figures: Figures) -> str:
         gauge = Gauge(f"mosaic_{name}", about, [label], registry=registry)
         for key, value in values.items():
             gauge.labels(key).set(value)
+    registry.register(_Mixtures(figures.mixtures))
     return generate_latest(registry).decode() + prometheus(figures.engines)
 
 
@@ -217,3 +229,33 @@ def _gauges(figures: Figures) -> Iterator[tuple[str, str, str, Mapping[str, int]
     yield "queue_workers", "Workers that serve it.", "queue", figures.workers
     work = {name: found.work for name, found in groups.items()}
     yield "group_work", "Messages of all queues of a worker group, waiting or running.", "group", work
+
+
+_ABOUT_MIXTURES: dict[Figure, str] = {
+    "decided": "Mixtures that came to an end, by what decided.",
+    "experts_asked": "Calls to experts of mixtures.",
+    "experts_cut": "Calls to experts that were cut off, or not begun, since they were not needed any more.",
+    "experts_unasked": "Calls to experts that were never made.",
+    "aggregators_skipped": "Mixtures that did not need their aggregator or verifier.",
+    "tokens_saved": "Tokens, estimated, of the calls that were cut off or never made.",
+    "usd_saved": "US dollars, estimated, of the calls that were cut off or never made.",
+}
+
+
+class _Mixtures:
+    """What mixtures came to, for a registry."""
+
+    def __init__(self, tallies: Sequence[Tally]) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """A counter a figure."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for figure, about in _ABOUT_MIXTURES.items():
+            labels = ["workflow", "node", *(["by"] if figure == "decided" else [])]
+            counter = CounterMetricFamily(f"mosaic_mixture_{figure}", about, labels=labels)
+            for tally in self._tallies:
+                if tally.figure == figure:
+                    counter.add_metric([tally.workflow, tally.node, tally.by][: len(labels)], tally.amount)
+            yield counter

@@ -12,13 +12,16 @@ import typer
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.options import JsonOption, RunArgument, utf8
 from mosaic_tasks.cli.output import console, is_ascii_only, print_json, print_json_line, table
-from mosaic_tasks.inspection.wording import dollars, duration
+from mosaic_tasks.inspection.wording import dollars, duration, shortened
 
 if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.transitions import RunRecord
     from mosaic_tasks.client import Run
     from mosaic_tasks.definition.plan import Plan
+    from mosaic_tasks.inspection.explaining import Explanation
+    from mosaic_tasks.inspection.progress import NodeView
+    from mosaic_tasks.mixtures.recording import Record
 
 
 def status(
@@ -60,7 +63,9 @@ def _show_runs(records: list[RunRecord], *, as_json: bool) -> None:
 
 
 def _show_run(run: Run, *, as_json: bool) -> None:
+    from mosaic_tasks.inspection.decisions import in_short
     from mosaic_tasks.inspection.explaining import ending
+    from mosaic_tasks.inspection.progress import arranged, label
 
     record, view = run.record(), run.view()
     if as_json:
@@ -70,17 +75,20 @@ def _show_run(run: Run, *, as_json: bool) -> None:
     running = f"running for {duration(now_ms - record.created_ms)}"
     typer.echo(f"{record.name} {record.run_id}: {running if record.status == 'running' else ending(view)}")
     rows = table("NODE", "STATE", "TIME", "CALLS", "ATTEMPTS", "ERROR")
-    for node in view.nodes:
+    for node in arranged(view.nodes):
         took = node.running_ms(now_ms)
         rows.add_row(
-            node.name,
+            label(node),
             f"{node.state} (epoch {node.epoch})" if node.epoch else node.state,
             "" if took is None else duration(took),
-            f"{node.calls_done}/{node.calls}{'+' if node.grows else ''}",
+            _calls(node),
             str(node.attempts),
             node.error,
         )
     console().print(rows)
+    for node in view.nodes:
+        if node.record is not None and node.state != "failed":  # whose error is in the table
+            typer.echo(f"{node.name}: {in_short(node.record)}")
     sent, received = (sum(node.tokens[side] for node in view.nodes) for side in (0, 1))
     if sent or received:
         cost = sum(node.cost_usd for node in view.nodes)
@@ -88,6 +96,11 @@ def _show_run(run: Run, *, as_json: bool) -> None:
     if hits := [node for node in view.nodes if node.cached_tokens]:
         rates = ", ".join(f"{node.name} {node.cached_tokens / node.tokens[0]:.0%}" for node in hits)
         typer.echo(f"prompt tokens from prefix caches: {rates}")
+
+
+def _calls(node: NodeView) -> str:
+    cut = f" ({node.calls_cut} cut off)" if node.calls_cut else ""
+    return f"{node.calls_done}/{node.calls}{'+' if node.grows else ''}{cut}"
 
 
 def events(
@@ -131,7 +144,9 @@ def _checked(found: Iterable[Event], after: str) -> Iterable[Event]:
 
 def nodes_of(plan: Plan, event: Event) -> list[str]:
     """The names of the nodes that an event is about, each once."""
-    return list(dict.fromkeys(plan.nodes[int(call.partition(".")[0])].name for call in event.calls))
+    from mosaic_tasks.inspection.progress import node_of
+
+    return list(dict.fromkeys(plan.nodes[node_of(call)].name for call in event.calls))
 
 
 _MOST_LINES = 40
@@ -140,20 +155,30 @@ _MOST_LINES = 40
 def explain(
     run_id: RunArgument,
     everything: Annotated[bool, typer.Option("--all", help="Explain every node, however many.")] = False,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", callback=utf8, help="Explain this node alone; of a mixture: each call."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what each node of a run waits for.
 
     Names the queue that no worker serves, the retry that is due and its error, the process that works on a
-    node or died, the producers that are not done. Of a finished run: how it ended.
+    node or died, the producers that are not done. Of a finished run: how it ended. Of a mixture: whom it asks, why it
+    stopped, the votes, who was cut off and what that saved; with --node what each expert answered.
 
     \b
-    Example:
+    Examples:
       mosaic explain 0193d5c8-...
+      mosaic explain 0193d5c8-... --node answer
     """
     from mosaic_tasks.client import get_run
 
-    found = get_run(run_id).explain()
+    run = get_run(run_id)
+    found = run.explain()
+    if node is not None:
+        _explain_node(run.node(node), run_id, found, as_json=as_json)
+        return
     if as_json:
         print_json({"run": run_id, "explanations": found})
         return
@@ -162,6 +187,41 @@ def explain(
         typer.echo(str(explanation))
     if len(found) > len(shown):
         typer.echo(f"... and {len(found) - len(shown)} more nodes; see all with --all")
+
+
+def _explain_node(node: NodeView, run_id: str, explanations: Iterable[Explanation], *, as_json: bool) -> None:
+    found = [each for each in explanations if each.node == node.name]
+    if as_json:
+        print_json({"run": run_id, "node": node, "explanations": found})
+        return
+    for explanation in found:
+        typer.echo(str(explanation))
+    if not found:
+        typer.echo(f"{node.name}: {_state(node)}")
+    if node.record is not None:
+        _show_record(node.record)
+
+
+def _state(node: NodeView) -> str:
+    took = node.running_ms(int(time.time() * 1000))
+    after = "" if took is None else f" after {duration(took)}"
+    return f"{node.state}{after}" + (f": {shortened(node.error, 500)}" if node.error else "")
+
+
+def _show_record(record: Record) -> None:
+    """What each call of a mixture came to, and the votes."""
+    from mosaic_tasks.inspection import decisions
+
+    for columns, found in (
+        (decisions.CALL_COLUMNS, decisions.call_rows(record)),
+        (decisions.VOTE_COLUMNS, decisions.vote_rows(record)),
+    ):
+        if found:
+            rows = table(*columns)
+            for row in found:
+                rows.add_row(*row)
+            console().print("", rows)
+    typer.echo(f"\n{decisions.totals(record)}")
 
 
 def timeline(

@@ -56,6 +56,7 @@ def _reads(edge: Edge) -> str:
 
 def _label(name: str, node: Node) -> str:
     parts = [f"<b>{name}</b>", _escaped(_does(node))]
+    parts += [_escaped(part) for part in _decides(node.mixture)] if node.mixture is not None else []
     parts += [f"for each of {_escaped(_inner(node.for_each))}"] if node.for_each else []
     parts += [f"when {_escaped(_shortened(node.when))}"] if node.when else []
     parts += [f"tags: {_escaped(', '.join(map(_printable, node.tags)))}"] if node.tags else []
@@ -82,6 +83,23 @@ def _experts(mixture: MixtureSpec) -> str:
         return f"{mixture.select.count} experts in {mixture.select.capability}"
     samples = [(e.name, e.samples or mixture.samples) for e in mixture.named()]
     return _shortened(", ".join(f"{count} x {name}" if count > 1 else name for name, count in samples))
+
+
+def _decides(mixture: MixtureSpec) -> list[str]:
+    """When a mixture stops asking, and what becomes of the answers where it is not certain then."""
+    gate, aggregator = mixture.gate, mixture.aggregator
+    enough = {
+        "posterior": gate.confidence,
+        "dirichlet": gate.confidence,
+        "unanimous": gate.window,
+        "margin": gate.margin,
+        "quorum": gate.quorum,
+    }.get(gate.kind)
+    gated = f"gate {gate.kind}" if enough is None else f"gate {gate.kind} {enough:g}"
+    parts = ["no gate" if gate.kind == "none" else gated]
+    parts += [" ".join(filter(None, ("verifier", mixture.verifier.model)))] if mixture.verifier else []
+    parts += [" ".join(filter(None, ("aggregator", aggregator.kind, aggregator.model)))]
+    return [_shortened(part) for part in parts]
 
 
 def _inner(reference: str) -> str:
@@ -122,6 +140,7 @@ def _line(workflow: Workflow, names: Sequence[str], facts: Facts, number: int, w
     name = names[number]
     node = workflow.nodes[name]
     parts = [f"{name:<{width}}  {_does(node)}"]
+    parts += _decides(node.mixture) if node.mixture is not None else []
     parts += [f"for each {node.item_name} of {_inner(node.for_each)}"] if node.for_each else []
     parts += [f"when {_shortened(node.when)}"] if node.when else []
     parts += (

@@ -10,7 +10,7 @@ import msgspec
 from mosaic_queues.errors import ConfigurationError
 from mosaic_routing.pool import pool
 from mosaic_routing.queues import POOL
-from mosaic_tasks.definition.mixtures import ExpertSpec, JudgeSpec, MixtureSpec
+from mosaic_tasks.definition.mixtures import ExpertSpec, JudgeSpec, MixtureSpec, fitted
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, Edge, NodePlan, Ref
 from mosaic_tasks.mixtures.mixture import ASKED_NAMES, Expert, Limits, Mixture
@@ -178,6 +178,7 @@ def _mixture(
         most=spec.select.count if spec.select is not None else None,
         diversity=spec.diversity,
         quoted_tokens=spec.quoted_tokens,
+        calibration=fitted(spec.calibration) if spec.calibration is not None else None,
     )
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mosaic_tasks.definition.parts import Duration, Part, Requires, Texts
+from mosaic_tasks.mixtures.calibration import Calibration
 from mosaic_tasks.mixtures.values import AggregatorKind, Form, GateKind
 
 Preset = Literal["self-consistency", "debate", "race", "layers", "best-of-n"]
@@ -180,7 +183,16 @@ class MixtureSpec(Part):
         ge=256,
         description="of answers, to other experts and to the aggregator; by value, not by tail",
     )
-    diversity: float = Field(default=0.0, ge=0, le=1, description="who errs in other places is worth more")
+    diversity: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="of select: how much it counts to err in other places than who was asked",
+    )
+    calibration: str | None = Field(
+        default=None,
+        description="a file that `mosaic calibrate` wrote: how likely the leading answer is right",
+    )
     temperature: float | None = Field(default=None, ge=0, le=10)
     max_tokens: int | None = Field(default=None, ge=1)
 
@@ -200,6 +212,13 @@ class MixtureSpec(Part):
         ):
             merged["aggregator"] = {"kind": given["aggregator"], **value["aggregator"]}
         return merged
+
+    @field_validator("calibration")
+    @classmethod
+    def _is_calibration(cls, path: str | None) -> str | None:
+        if path is not None:
+            fitted(path)
+        return path
 
     @field_validator("waves")
     @classmethod
@@ -249,6 +268,23 @@ class MixtureSpec(Part):
         return [e.model_copy(update={"name": name}) for e, name in zip(self.experts, names, strict=True)]
 
 
+def fitted(path: str) -> Calibration:
+    """The calibration in a file, without its curve, which is for people.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=Calibration)
+    except OSError as error:
+        raise ValueError(f"the calibration {path!r} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path!r} is no calibration: {error}; write one with `mosaic calibrate HISTORY --out {path}`"
+        ) from None
+    return msgspec.structs.replace(found, curve=None)
+
+
 def part_at(path: Sequence[str | int]) -> type[Part]:
     """The part of a mixture that stands at a place below it."""
     parts: dict[str, type[Part]] = {
@@ -281,5 +317,6 @@ __all__ = [
     "MixtureSpec",
     "RulesSpec",
     "Selection",
+    "fitted",
     "part_at",
 ]

@@ -8,9 +8,9 @@ and its place is free meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +44,11 @@ class Asking:
 
     def __init__(self, process: Process, run_id: str, plan: PreparedPlan, *, epoch: int) -> None:
         self._process, self._run_id, self._plan, self._epoch = process, run_id, plan, epoch
+        self._broken_off: dict[Claim, tuple[str, Usage]] = {}
+
+    def spent(self, claim: Claim) -> tuple[str, Usage] | None:
+        """What a call that was broken off has used of which engine, as far as is known; told once."""
+        return self._broken_off.pop(claim, None)
 
     async def ask(
         self, work: Work, agent: AgentPlan, names: Mapping[str, Any], **options: Any
@@ -70,7 +75,11 @@ class Asking:
         if self._process.places is None or work.call.is_shadow or work.call.reads:
             return await answer
         self._process.places.begins()
-        return await watched(answer, partial(self._hedge, work, sent, heard), after_s=sent.straggles_after_s)
+
+        def look(elapsed_s: float) -> Awaitable[bool]:
+            return asyncio.to_thread(self._hedge, work, sent, heard, elapsed_s)
+
+        return await watched(answer, look, after_s=sent.straggles_after_s)
 
     @asynccontextmanager
     async def counted(self, claim: Claim) -> AsyncIterator[None]:
@@ -163,8 +172,10 @@ class Asking:
                 self._need(sent), wait_s=HELD_UP_S, permit=permit, priority=sent.level
             ) as admitted:
                 try:
+                    began_s = time.monotonic()
                     async with telling_limits(self._process.guards, admitted):
                         answer = await run_agent(agent, names, **{**options, "on_delta": heard})
+                    self._process.learning.observe_service(sent.deployment, time.monotonic() - began_s)
                 except EngineError as error:
                     if isinstance(error, EngineGone):
                         admitted.ended(
@@ -174,7 +185,7 @@ class Asking:
                         error.usage = _charged(admitted, sent, error.usage)
                     raise
                 except (asyncio.CancelledError, CallTimeout):
-                    _charged(admitted, sent, heard.usage(sent))
+                    self._broken_off[work.claim] = sent.engine, _charged(admitted, sent, heard.usage(sent))
                     raise
                 usage = _charged(admitted, sent, answer.usage)
         except Limited as error:
@@ -243,4 +254,4 @@ def _charged(permit: Permit, sent: Sent, used: Usage) -> Usage:
     return msgspec.structs.replace(used, cost_usd=cost)
 
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "Heard"]

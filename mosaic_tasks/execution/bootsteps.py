@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -170,6 +170,10 @@ class Recovering:
     def is_stranded(self, run_id: str, call: LiveCall) -> bool:
         """Whether the router sent it where nobody takes it any more, or has not placed it."""
         return not self._process.is_served(call.queue) and self._process.plan_of(run_id).is_routed(call.call)
+
+    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
+        """Those that wait for their turn where there is room now."""
+        return self._process.places.early(delayed) if self._process.places is not None else {}
 
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """The timeout of a node's calls; what only collects them or reads along has none."""

@@ -227,7 +227,13 @@ class Execution:
     def _failure(self, work: Work, error: BaseException) -> Failure:
         """Of a mailbox, each batch has its attempts."""
         told = failure(work.node, work.claim, error)
-        return told._replace(is_first=work.call.reads and self._mailboxes.went_on(work.claim))
+        is_first = work.call.reads and self._mailboxes.went_on(work.claim)
+        return told._replace(is_first=is_first, usage=self.spent(work))
+
+    def spent(self, work: Work) -> Usage | None:
+        """What a call that was broken off has used of an engine; told once."""
+        spent = self._asking.spent(work.claim)
+        return None if spent is None else usage_of(work, *spent)
 
     async def run_async(self, work: Work) -> Outcome:
         """Runs an agent or a coroutine tool on the event loop of this thread."""
@@ -345,17 +351,17 @@ class Execution:
         if claim is None:
             return Unrecorded("the call was over before", usage_of(work, answer.model, answer.usage))
         own, agent = work._replace(claim=claim, call=CallId(claim.call)), work.node.plan.agent
+        usage = usage_of(own, answer.model, answer.usage)
         assert agent is not None
         try:
             publication = self._publication(own)
             if publication is not None:
                 self._listener(own, agent, publication).settle(answer.text, answer.value)
-            usage = usage_of(own, answer.model, answer.usage)
             return Overtaken(claim, self._outcome(own, result, usage, publication))
         except ClaimLost as error:
-            return Overtaken(claim, Unrecorded(str(error)))
+            return Overtaken(claim, Unrecorded(str(error), usage))
         except Interrupted:
-            return Overtaken(claim, failure(work.node, claim, timed_out(work.node)))
+            return Overtaken(claim, failure(work.node, claim, timed_out(work.node))._replace(usage=usage))
 
 
 def is_small(value: Any, *, most: int = SMALL) -> bool:

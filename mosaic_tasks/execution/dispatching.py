@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, get_args
 
@@ -20,8 +20,9 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_queues.events import read_events
-from mosaic_queues.transitions import Group, Route, is_shadow, route_of, shadow_of
+from mosaic_queues.transitions import Group, LiveCall, Route, is_shadow, route_of, shadow_of
 from mosaic_routing.affinity import Memory, fingerprints
+from mosaic_routing.gates import LONGEST_S, predicted_s, room, turn_s
 from mosaic_routing.guards import Limited, Query
 from mosaic_routing.guards.budgets import MICROS
 from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
@@ -40,6 +41,7 @@ from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.relief import Relief
 from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
+from mosaic_tasks.execution.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +81,10 @@ class Dispatcher:
     @cached_property
     def _fleets(self) -> Fleets:
         return Fleets(self._process.client, self._process.ledger.keys, self._process.guards)
+
+    @cached_property
+    def _turns(self) -> Turns:
+        return Turns(self._process, self._fleets)
 
     @cached_property
     def _order(self) -> Order:
@@ -218,6 +224,7 @@ class Dispatcher:
             budget=run.budget,
             deadline_s=run.deadline_s,
             excluded=(*self._held_up.targets(ask.call), *_beside(fleet, hedges)),
+            full=self._full(fleet, ask) if run.plan.asks(call) else (),
         )
         decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
@@ -226,7 +233,7 @@ class Dispatcher:
             ask = msgspec.structs.replace(ask, budget=math.inf)
             decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         if not decision.target:
-            return Sent(self._waiting(ask, decision))
+            return self._nowhere(fleet, ask, decision)
         if not run.plan.asks(call):
             return self._sent(decision, fleet.target(decision.target), ask, chars=0, max_tokens=None)
         fleet.sent(decision)
@@ -242,12 +249,33 @@ class Dispatcher:
         (raw,) = self._process.ledger.outputs(run_id, [route_of(call)])
         return msgspec.msgpack.decode(raw, type=Sent).hedges if raw is not None else ""
 
-    def _waiting(self, ask: Ask, decision: Decision) -> Decision:
-        """Nowhere now; of a call that limits held up, for as long as they say."""
+    def _nowhere(self, fleet: Fleet, ask: Ask, decision: Decision) -> Sent:
+        """Nowhere now; of a call that limits held up for as long as they say, where targets are full until its turn."""
         stop = self._held_up.end(ask.call)
-        if stop is None:
-            return decision
-        return Decision(wait_s=stop.left_s, reasons=(stop.reason, *decision.reasons))
+        if stop is not None:
+            return Sent(Decision(wait_s=stop.left_s, reasons=(stop.reason, *decision.reasons)))
+        full = tuple(name for name in ask.full if fleet.target(name).deployment in ask.targets)
+        if not (full and decision.wait_s):
+            return Sent(decision)
+        turns_s = (turn_s(fleet.gates[name], self._service_s(fleet.target(name), ask)) for name in full)
+        return Sent(msgspec.structs.replace(decision, wait_s=min(turns_s)), waits_for=full)
+
+    def _full(self, fleet: Fleet, ask: Ask) -> tuple[str, ...]:
+        """Targets that have as many calls before them as their limits let run soon."""
+        return tuple(
+            name
+            for name, gates in fleet.gates.items()
+            if not room(gates, self._service_s(fleet.target(name), ask))
+        )
+
+    def _service_s(self, target: Target, ask: Ask) -> float:
+        """How long a call runs at a target: as calls of its deployment did of late, or as predicted."""
+        known = self._process.learning.service_s(target.deployment)
+        return predicted_s(target, ask) if known is None else known
+
+    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
+        """By run, calls that wait for their turn at full targets, for as many as there is room now."""
+        return self._turns.early(delayed)
 
     def _sent(
         self,
@@ -333,8 +361,11 @@ class Dispatcher:
         if decision.target:
             queue = _queue(fleet.target(decision.target), sent)
             return Route(call, queue, decision.target, reason, 0, sent.encode())
-        wait_s = min(max(decision.wait_s, NOWHERE_S), NOWHERE_MOST_S)
-        return Route(call, ROUTED, "", reason, int(wait_s * 1000), sent.encode())
+        most_s = LONGEST_S if sent.waits_for else NOWHERE_MOST_S
+        wait_s = min(max(decision.wait_s, NOWHERE_S), most_s)
+        # What is kept stays the same as long as nothing but the time changes: then nothing is told again.
+        kept = msgspec.structs.replace(sent, decision=msgspec.structs.replace(decision, wait_s=0.0))
+        return Route(call, ROUTED, "", reason, int(wait_s * 1000), kept.encode())
 
 
 def _beside(fleet: Fleet, name: str) -> tuple[str, ...]:

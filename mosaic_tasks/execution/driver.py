@@ -114,7 +114,8 @@ class Drive:
             except asyncio.CancelledError as error:
                 if running.is_interrupted:
                     raise
-                outcome = ended(work, running.ending(work) or error)
+                spent = self._holding.execution.spent(work)
+                outcome = ended(work, running.ending(work) or error, spent)
             running.end(work)
             self._settling.settle(work.claim, outcome, (time.monotonic() - running.since) / len(works))
 

@@ -8,15 +8,23 @@ from typing import Any
 
 import msgspec
 
+from mosaic_queues.errors import ContentRefused, OutputInvalid
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.execution.agents import AgentAnswer
 from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.outcomes import Work
 from mosaic_tasks.mixtures.answers import normalise
 from mosaic_tasks.mixtures.checks import problems
+from mosaic_tasks.mixtures.fields import last_field
 from mosaic_tasks.mixtures.mixture import Mixture
 from mosaic_tasks.mixtures.signals import AnswerReader, signals
-from mosaic_tasks.mixtures.values import Heard
+from mosaic_tasks.mixtures.values import Heard, Problem
+
+MISSING = "missing"
+"""The field of an answer in which an expert says what it lacked, such as `["data"]`."""
+_MOST_MISSING, _LONGEST = 8, 100
+_KINDS: dict[str, Problem] = {OutputInvalid.__name__: "schema", ContentRefused.__name__: "refused"}
+"""Failures that are the expert's own."""
 
 
 async def asked(
@@ -24,12 +32,14 @@ async def asked(
 ) -> tuple[dict[str, Any], AgentAnswer]:
     """What the mixture hears of a call, as it is stored, and the answer with what it used.
 
-    An expert stops writing as soon as its answer is complete, unless the mixture wants all of it.
+    An expert stops writing as soon as its answer is complete, unless the mixture wants all of it, or asks what is
+    missing.
     """
     clock = asyncio.get_running_loop().time
     begun = clock()
     options: dict[str, Any] = {}
-    if work.names["kind"] == "expert" and not mixture.whole:
+    is_enough = not mixture.whole and MISSING not in (agent.output_schema or {}).get("properties", {})
+    if work.names["kind"] == "expert" and is_enough:
         reader = AnswerReader(mixture.form, agent.output_schema)
         options = {"on_delta": reader.feed, "is_enough": lambda: reader.answer is not None}
     answer = await asking.ask(work, agent, work.names, **options)
@@ -60,12 +70,23 @@ def heard_of(answer: AgentAnswer, names: Mapping[str, Any], agent: AgentPlan, mi
     read = None if found else normalise(given, mixture.form)
     if read is None and not found:
         found = ("unreadable",)
-    return msgspec.structs.replace(heard, answer=read, problems=found)
+    missing = _missing(answer.value, answer.text)
+    return msgspec.structs.replace(heard, answer=read, problems=found, missing=missing)
+
+
+def _missing(value: Any, text: str) -> tuple[str, ...]:
+    """What an answer in JSON says that its expert lacked; of an expert that was stopped, what it had said so far."""
+    said = value.get(MISSING) if isinstance(value, dict) else last_field(text, MISSING)
+    listed = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+    named = (each.strip().lower() for each in listed if isinstance(each, str))
+    return tuple(dict.fromkeys(each for each in named if 0 < len(each) <= _LONGEST))[:_MOST_MISSING]
 
 
 def failed(names: Mapping[str, Any], error: str) -> dict[str, Any]:
     """What the mixture hears of a call that failed for good."""
-    heard = Heard(names["index"], names["expert"], round=names["round"], failed=error)
+    kind = error.split(": ", 2)[1:2]  # behind the node and the item
+    problems: tuple[Problem, ...] = tuple(_KINDS[each] for each in kind if each in _KINDS)
+    heard = Heard(names["index"], names["expert"], round=names["round"], problems=problems, failed=error)
     return dict(msgspec.to_builtins(heard))
 
 

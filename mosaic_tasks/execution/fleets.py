@@ -15,7 +15,8 @@ from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import live_processes
 from mosaic_routing.classes import gpu_class
 from mosaic_routing.fleet import Standing, targets
-from mosaic_routing.guards import GuardedCall, Guards, Lease, Limits, Query
+from mosaic_routing.gates import Gate
+from mosaic_routing.guards import GuardedCall, Guards, Limits, Need, Query
 from mosaic_routing.inventory import EngineReport, aged_engines
 from mosaic_routing.machines import REPORTS
 from mosaic_routing.pool import ModelPool, pool
@@ -28,8 +29,6 @@ from mosaic_tasks.execution.sent import lease_of
 
 REFRESH_S = 0.5
 """What is known is at most so old; in between, a process counts what it sends itself."""
-FULL_MS = 250
-"""Where all that may run at once runs, something ends sooner or later."""
 LEASE_S, LEASE_MOST_S = 60.0, 3_600.0
 """A target's backlog counts a call for so long beyond its predicted end, should nobody say that it ended."""
 
@@ -51,6 +50,7 @@ class Fleet:
 
     Args:
         round_trips: seconds from workers to the server and back, by their incarnation.
+        gates: by target, the limits of how many calls run at once; of those that have any.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class Fleet:
         models: ModelPool,
         standings: Mapping[str, Standing],
         round_trips: Mapping[str, float] | None = None,
+        gates: Mapping[str, Sequence[Gate]] | None = None,
     ) -> None:
+        self.gates = gates or {}
         self._round_trips = round_trips
         self._engines, self._served, self._pool, self._standings = engines, served, models, standings
         self._snapshots: dict[str, Snapshot] = {}
@@ -100,6 +102,8 @@ class Fleet:
         self._sent.append(decision)
         for snapshot in self._snapshots.values():
             snapshot.sent(decision)
+        for gate in self.gates.get(decision.target, ()):
+            gate.sent()
 
     def fit(self, requirement: Requirement) -> Fit:
         """What satisfies a requirement now."""
@@ -163,13 +167,16 @@ class Fleets:
             for queue in process.queues:
                 served[queue] = served.get(queue, 0) + process.slots
         found = targets(engines, served, models, standings={})
-        return Fleet(engines, served, models, self._standings(found, models.limits), self._read_round_trips())
+        standings, gates = self._standings(found, models.limits)
+        return Fleet(engines, served, models, standings, self._read_round_trips(), gates)
 
     def _read_round_trips(self) -> dict[str, float]:
         reports = REPORTS.all(self._client, keys=self._keys)
         return {each.holder: each.round_trip_s for each in reports if each.round_trip_s is not None}
 
-    def _standings(self, found: Sequence[Target], limits: Limits) -> dict[str, Standing]:
+    def _standings(
+        self, found: Sequence[Target], limits: Limits
+    ) -> tuple[dict[str, Standing], dict[str, list[Gate]]]:
         """What is counted of each target, and what keeps its deployment from taking more; in one step."""
         needs = {
             target.deployment: limits.need(GuardedCall(deployment=target.deployment, model=target.model))
@@ -185,20 +192,34 @@ class Fleets:
         standings = {}
         for target in found:
             need, breaker = needs[target.deployment], breakers[target.deployment]
-            is_full = any(not _fits(lease, counted[lease.of][1]) for lease in need.leases)
             until_ms = max((empty_ms[take.bucket] for take in need.takes), default=0)
             active, weight = counted[backlog_of(target.name)]
             standings[target.name] = Standing(
                 active=active,
                 work_tokens=weight,
                 is_open=breaker.wait_ms != 0,
-                ready_in_s=max(breaker.wait_ms, until_ms, FULL_MS if is_full else 0) / 1000,
+                ready_in_s=max(breaker.wait_ms, until_ms) / 1000,
             )
-        return standings
+        in_use = {lease: counted[lease][0] for lease in leases}
+        return standings, _gates(
+            {target.name: needs[target.deployment] for target in found}, standings, in_use
+        )
 
 
-def _fits(lease: Lease, in_use: int) -> bool:
-    return lease.limit is None or in_use + lease.weight <= lease.limit
+def _gates(
+    needs: Mapping[str, Need], standings: Mapping[str, Standing], in_use: Mapping[str, int]
+) -> dict[str, list[Gate]]:
+    """By target, the limits of how many calls run at once; what waits at a target counts as much as what runs."""
+    sent: dict[str, int] = {}
+    for name, need in needs.items():
+        for lease in need.leases:
+            sent[lease.of] = sent.get(lease.of, 0) + standings[name].active
+    limits = {lease.of: lease.limit for need in needs.values() for lease in need.leases if lease.limit}
+    gates = {of: Gate(limit, max(sent[of], in_use[of])) for of, limit in limits.items()}
+    found = {
+        name: [gates[lease.of] for lease in need.leases if lease.of in gates] for name, need in needs.items()
+    }
+    return {name: each for name, each in found.items() if each}
 
 
 def backlog_of(target: str) -> str:

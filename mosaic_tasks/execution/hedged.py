@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,12 +13,12 @@ LOOK_S = 0.5
 
 
 async def watched(
-    answer: Coroutine[Any, Any, T], look: Callable[[float], bool], *, after_s: float, look_s: float = LOOK_S
+    answer: Coroutine[Any, Any, T], look: Callable[[float], Awaitable[bool]], *, after_s: float, look_s: float = LOOK_S
 ) -> T:
     """The answer.
 
     Args:
-        look: told the seconds since the beginning, in a thread; True: that was all that can be done.
+        look: told the seconds since the beginning; True: that was all that can be done.
         after_s: it is not called before so long.
     """
     watch = asyncio.get_running_loop().create_task(_watch(look, after_s, look_s))
@@ -29,12 +29,12 @@ async def watched(
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def _watch(look: Callable[[float], bool], after_s: float, look_s: float) -> None:
+async def _watch(look: Callable[[float], Awaitable[bool]], after_s: float, look_s: float) -> None:
     loop = asyncio.get_running_loop()
     begun, pause_s = loop.time(), after_s
     while True:
         await asyncio.sleep(pause_s)
-        if await asyncio.to_thread(look, loop.time() - begun):
+        if await look(loop.time() - begun):
             return
         pause_s = look_s
 

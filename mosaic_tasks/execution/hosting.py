@@ -389,7 +389,7 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - whatever ends a call is its outcome
             outcome = failure(work.node, work.claim, error)
         if flight.ending is not None:
-            outcome = ended(work, flight.ending)
+            outcome = ended(work, flight.ending, flight.execution.spent(work))
         self._inbox.put(_Ended(run, flight, outcome))
 
     # -- what takes too long -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ EXPIRY_S = 3_600.0
 """What a process learned outlives it by so much."""
 SHARE_S = 2.0
 """Processes tell each other so often."""
-_RATIO_WEIGHT = 0.2
+_RATIO_WEIGHT = _SERVICE_WEIGHT = 0.2
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -32,11 +32,13 @@ class Learned(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens_per_char: of prompts, by node.
+        service_s: how long calls run, by deployment.
     """
 
     holder: str
     histograms: dict[str, Histogram]
     tokens_per_char: dict[str, float]
+    service_s: dict[str, float] = {}
 
 
 _REPORTS = Reports("length", Learned, name=lambda learned: learned.holder, expiry_s=EXPIRY_S)
@@ -55,6 +57,8 @@ class Learning:
         self._all = self._own
         self._ratios: dict[str, float] = {}
         self._known_ratios: dict[str, float] = {}
+        self._service_s: dict[str, float] = {}
+        self._known_service_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._is_news, self._shared_at = False, float("-inf")
 
@@ -71,6 +75,19 @@ class Learning:
                 known = self._ratios.get(node, ratio)
                 self._ratios[node] = self._known_ratios[node] = known + _RATIO_WEIGHT * (ratio - known)
             self._is_news = True
+
+    def observe_service(self, deployment: str, seconds: float) -> None:
+        """A call ran so long at a deployment, without what it waited before."""
+        with self._lock:
+            known = self._service_s.get(deployment, seconds)
+            mean = known + _SERVICE_WEIGHT * (seconds - known)
+            self._service_s[deployment] = self._known_service_s[deployment] = mean
+            self._is_news = True
+
+    def service_s(self, deployment: str) -> float | None:
+        """How long calls run there of late; None: that is not known yet."""
+        with self._lock:
+            return self._known_service_s.get(deployment)
 
     def prompt_tokens(self, node: str, *, chars: int) -> float:
         """Of a prompt of so many characters; 0 characters: it is not known yet, and taken to be like earlier ones."""
@@ -101,7 +118,7 @@ class Learning:
             if not self._is_news:
                 return
             self._own = self._own.pruned(time.time())
-            own = Learned(self._holder, dict(self._own.histograms), dict(self._ratios))
+            own = Learned(self._holder, dict(self._own.histograms), dict(self._ratios), dict(self._service_s))
             self._is_news = False
         try:
             _REPORTS.publish(self._client, own, keys=self._keys)
@@ -116,7 +133,9 @@ class Learning:
             for each in others:
                 together = together.merged(Lengths(each.histograms))
                 self._known_ratios = {**self._known_ratios, **each.tokens_per_char}
+                self._known_service_s = {**self._known_service_s, **each.service_s}
             self._known_ratios |= self._ratios
+            self._known_service_s |= self._service_s
             self._all = together
 
 

@@ -14,11 +14,15 @@ import msgspec
 from mosaic_queues.streams import Chunk, Commit, Drain, Grow
 from mosaic_queues.transitions import Group
 from mosaic_tasks.execution.endings import Endings
+from mosaic_tasks.execution.expert_learning import ExpertLearning
+from mosaic_tasks.execution.hearing import hear, remembered
 from mosaic_tasks.execution.outcomes import Failure, Outcome, Unrecorded, Value, Work, shown
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
+from mosaic_tasks.mixtures.beliefs import families_of
 from mosaic_tasks.mixtures.briefing import brief
 from mosaic_tasks.mixtures.deciding import Situation, Step, decide, due_ms
+from mosaic_tasks.mixtures.judging import Ended
 from mosaic_tasks.mixtures.mixture import Choice, Memory, Mixture, Question
 from mosaic_tasks.mixtures.recording import record_of
 from mosaic_tasks.mixtures.values import Heard
@@ -33,6 +37,8 @@ class Mixing:
         self._mixture: Mixture = work.node.plan.mixture
         self._cursors: dict[str, str] = {}
         self._heard: dict[int, Heard] = {}
+        self._families: dict[str, str] | None = None
+        self._learning = ExpertLearning(process, run_id, plan.plan, work.node.number)
 
     def run(self, opened: Drain | None) -> Outcome:
         """Decides until it has answered, or has to wait."""
@@ -40,7 +46,7 @@ class Mixing:
         self._cursors = dict(drain.cursors)
         memory = self._took(self._memory(drain.state), drain)
         while True:
-            step = decide(Situation(self._mixture, memory, self._heard, self._process.now_ms()))
+            step = decide(self._situation(memory))
             if step.memory.choice is not None or step.failure:
                 return self._ended(step, memory)
             drain = self._consume(
@@ -50,13 +56,25 @@ class Mixing:
                 return Unrecorded("answers are awaited")
             memory = self._took(step.memory, drain)
 
+    def _situation(self, memory: Memory) -> Situation:
+        if self._families is None:
+            self._families = families_of(memory.profiles)
+        return Situation(
+            self._mixture,
+            memory,
+            self._heard,
+            self._process.now_ms(),
+            self._mixture.calibration,
+            self._families,
+        )
+
     # -- what is remembered and heard ----------------------------------------------------------------------------
 
     def _memory(self, state: bytes) -> Memory:
         """What the last commit left; at first, who may be asked."""
         if state:
-            return msgspec.convert(self._process.payloads.unpack_many(self._run_id, [state])[0], Memory)
-        profiles = {expert.name: expert.profile for expert in self._mixture.experts}
+            return remembered(self._process, self._run_id, state)
+        profiles = self._learning.profiles()
         return Memory(self._process.now_ms(), seed=_seed(self._run_id), profiles=profiles)
 
     def _took(self, memory: Memory, drain: Drain) -> Memory:
@@ -77,16 +95,8 @@ class Mixing:
     def _listen(self, memory: Memory) -> None:
         """Reads the answers that this session has not read yet."""
         wanted = [memory.asked[index] for index in memory.heard if index not in self._heard]
-        if not wanted:
-            return
-        envelopes = self._process.ledger.outputs(self._run_id, [question.call for question in wanted])
-        payloads = self._process.payloads
-        for question, envelope in zip(wanted, envelopes, strict=True):
-            if envelope is None or payloads.is_skipped(envelope) is not None:
-                self._heard[question.index] = Heard(question.index, question.expert, failed="it was skipped")
-            else:
-                (value,) = payloads.unpack_many(self._run_id, [envelope])
-                self._heard[question.index] = msgspec.convert(value, Heard)
+        if wanted:
+            self._heard |= hear(self._process, self._run_id, wanted)
 
     # -- what is done --------------------------------------------------------------------------------------------
 
@@ -136,6 +146,7 @@ class Mixing:
         if step.memory != before:
             told = msgspec.json.encode(record).decode()
             self._consume(self._commit(step, decided=told))
+        self._learning.note(Ended(self._mixture, step.memory, self._heard))
         choice = step.memory.choice
         if choice is None:
             return Failure(f"node {self._work.node.name!r}: {step.failure}", retryable=False)

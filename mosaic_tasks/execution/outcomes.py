@@ -163,11 +163,11 @@ def retry_pause(node: PreparedNode, failures: int) -> float | None:
     return min(pause * random.uniform(0.8, 1.2), retry.max_delay_s)  # noqa: S311 - spreads retries
 
 
-def ended(work: Work, reason: BaseException) -> Failure | Unrecorded:
+def ended(work: Work, reason: BaseException, usage: Usage | None = None) -> Failure | Unrecorded:
     """What a call comes to that was ended from outside: nothing, where it is somebody else's or nobody's."""
     if isinstance(reason, ClaimLost):
-        return Unrecorded(str(reason))
-    return failure(work.node, work.claim, reason)
+        return Unrecorded(str(reason), usage)
+    return failure(work.node, work.claim, reason)._replace(usage=usage)
 
 
 def claim_lost(claim: Claim) -> ClaimLost:

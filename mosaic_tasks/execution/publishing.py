@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.content import ContentKind, content_of, nothing
 from mosaic_queues.deliveries import Delivery
-from mosaic_queues.errors import ClaimLost, IllegalTransition, PayloadError
+from mosaic_queues.errors import ClaimLost, IllegalTransition
 from mosaic_queues.outbox import Stencil
 from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
@@ -25,14 +24,13 @@ from mosaic_tasks.execution.flushing import Flushing, Steps, flush_together
 from mosaic_tasks.execution.outlets import COALESCE_S, Outlet
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.publisher import AGAIN_S, publisher
 from mosaic_tasks.execution.redoing import redo_of
 
 log = structlog.get_logger(__name__)
 
 LAG_LOOK_MS = 1000
 """A producer that waits for readers looks so often whether they still run."""
-AGAIN_S = 0.2
-"""Pause before chunks are sent again to a server that does not answer."""
 FLUSHES_AHEAD = 4
 """A producer that is ahead of its own publishing by so many full flushes waits for it."""
 
@@ -369,83 +367,3 @@ class Publication:
                 after = ledger.await_reading(run_id, streams, after=after, block_ms=LAG_LOOK_MS)
         except RedisError as error:
             log.warning("publication.lag", what="readers cannot be seen, the call goes on", error=str(error))
-
-
-class Publisher:
-    """The thread that flushes this process's publications when they are due.
-
-    What need not go at once goes on a beat that all share, so that a trip serves as many as there are.
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[Publication, float] = {}
-        self._changed = threading.Condition()
-        self._began = time.monotonic()
-        self._sleeps_until = math.inf
-        self._thread = threading.Thread(target=self._run, name="mosaic-publisher", daemon=True)
-        self._thread.start()
-
-    def due(self, publication: Publication, *, at: float) -> None:
-        """Flushes a publication at the last beat up to a monotonic time, or earlier if it is due already."""
-        beat = at - (at - self._began) % COALESCE_S
-        with self._changed:
-            if beat < self._due.get(publication, math.inf):
-                self._due[publication] = beat
-                if beat < self._sleeps_until:
-                    self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            self._flush(self._next())
-
-    def _next(self) -> list[Publication]:
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                ready = [publication for publication, at in self._due.items() if at <= now]
-                if ready:
-                    for publication in ready:
-                        del self._due[publication]
-                    return ready
-                self._sleeps_until = min(self._due.values(), default=math.inf)
-                self._changed.wait(self._sleeps_until - now if self._due else None)
-                self._sleeps_until = -math.inf
-
-    def _flush(self, publications: Sequence[Publication]) -> None:
-        flushes = [publication.flushing(all_=False) for publication in publications]
-        flush_together(flushes)
-        for publication, flushing in zip(publications, flushes, strict=True):
-            self._flushed(publication, flushing.error)
-
-    def _flushed(self, publication: Publication, error: Exception | None) -> None:
-        match error:
-            case None:
-                if (at := publication.next_due()) < math.inf:
-                    self.due(publication, at=at)
-            case ClaimLost():
-                log.info(
-                    "publisher.lost", what="chunks refused, the call ends at its next one", error=str(error)
-                )
-            case RedisError():
-                log.warning("publisher.down", what="server does not answer, chunks wait", error=str(error))
-                self.due(publication, at=time.monotonic() + AGAIN_S)
-            case PayloadError():
-                log.info(
-                    "publisher.refused", what="chunks cannot be stored, the call fails", error=str(error)
-                )
-            case _:
-                what = "chunks could not be published, the call fails"
-                log.error("publisher.failed", what=what, exc_info=error)
-
-
-_publishers: dict[int, Publisher] = {}
-_lock = threading.Lock()
-
-
-def publisher() -> Publisher:
-    """This process's publisher."""
-    with _lock:
-        found = _publishers.get(os.getpid())
-        if found is None:
-            found = _publishers[os.getpid()] = Publisher()
-        return found

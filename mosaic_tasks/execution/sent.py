@@ -27,6 +27,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
         straggles_after_s: 19 of 20 like it have ended by then.
         level: the priority of its message, and of its request in the engine.
         is_bound: other classes host its model, and may not answer it.
+        waits_for: nowhere, and these targets could take it but for their limits of how many run at once.
         is_unserved: nowhere, and not for limits: no worker here could answer it.
         hedges: of a shadow, the target where the call itself takes long.
     """
@@ -44,6 +45,7 @@ class Sent(msgspec.Struct, frozen=True, omit_defaults=True):
     straggles_after_s: float = math.inf
     level: int = 0
     is_bound: bool = False
+    waits_for: tuple[str, ...] = ()
     is_unserved: bool = False
     hedges: str = ""
 

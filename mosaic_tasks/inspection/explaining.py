@@ -17,7 +17,8 @@ from mosaic_routing.serving import hosted_model, worker_commands
 from mosaic_tasks.definition.plan import Edge, NodePlan, Path, Plan, Wait
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.execution.prepared import stream_name
-from mosaic_tasks.inspection.progress import NodeView, RunView
+from mosaic_tasks.inspection.decisions import asking, in_full
+from mosaic_tasks.inspection.progress import NodeView, RunView, node_of, told_hedges
 from mosaic_tasks.inspection.said import NOTHING, Said
 from mosaic_tasks.inspection.wording import counted, duration, listed
 
@@ -45,7 +46,8 @@ def explain(
     engines: Sequence[EngineReport] = (),
     sweep_s: float = SWEEP_S,
 ) -> list[Explanation]:
-    """What each node that is not over waits for: first the nodes whose calls live, then those behind them.
+    """What each node that is not over waits for: first the nodes whose calls live, then those behind them. Then what
+    each mixture came to.
 
     Args:
         live_calls: the ledger's.
@@ -56,24 +58,34 @@ def explain(
         sweep_s: pause between two sweeps of a worker.
     """
     if view.status != "running":
-        return [Explanation("", ending(view))]
+        return [Explanation("", ending(view)), *_decisions(plan, view)]
     by_node: dict[int, list[LiveCall]] = {}
     shadows: dict[int, list[LiveCall]] = {}
     for call in live_calls:
         if is_shadow(call.call):
-            shadows.setdefault(int(call.call.partition(".")[0]), []).append(call)
+            shadows.setdefault(node_of(call.call), []).append(call)
             continue
-        by_node.setdefault(int(call.call.partition(".")[0]), []).append(call)
+        by_node.setdefault(node_of(call.call), []).append(call)
     world, producers = _World(processes, engines, now_ms, sweep_s), _Producers(plan, view, said)
     active = [
         Explanation(
             view.nodes[number].name,
             _active(plan.nodes[number], view.nodes[number], calls, world, producers)
-            + _again(plan.nodes[number], view.nodes[number], shadows.get(number, ()), world),
+            + _again(view.nodes[number], shadows.get(number, ()), world),
         )
         for number, calls in sorted(by_node.items())
     ]
-    return active + list(_waiting(plan, view, by_node.keys(), producers))
+    return [*active, *_waiting(plan, view, by_node.keys(), producers), *_decisions(plan, view)]
+
+
+def _decisions(plan: Plan, view: RunView) -> Iterator[Explanation]:
+    """What mixtures came to, but for a failure that is the run's own and told with it."""
+    for node, seen in zip(plan.nodes, view.nodes, strict=True):
+        if node.mixture is None or seen.record is None:
+            continue
+        failure = seen.record.failure
+        if not failure or failure not in view.error:
+            yield Explanation(seen.name, in_full(node.mixture, seen.record))
 
 
 ASKING = "mosaic worker --queues mosaic.api.PROVIDER, or mosaic worker --class CLASS --model SPEC"
@@ -154,7 +166,7 @@ def _active(
     if delayed:
         clauses.append(_delayed(plan, node, delayed, world))
     if any(call.state == "idle" for call in calls):
-        clauses.append(producers.chunks(plan))
+        clauses.append(producers.chunks(plan) if plan.mixture is None else producers.asked(plan))
     if node.route:
         clauses.append(
             f"sent to {node.route}" if node.target else f"the router has no place for it: {node.route}"
@@ -162,17 +174,13 @@ def _active(
     return "; ".join(clauses)
 
 
-def _again(plan: NodePlan, node: NodeView, shadows: Sequence[LiveCall], world: _World) -> str:
+def _again(node: NodeView, shadows: Sequence[LiveCall], world: _World) -> str:
     """What is asked a second time, and how often that came first."""
-    clauses = []
+    clauses = [told] if (told := told_hedges(node)) else []
     if shadows:
-        subject = "it is" if plan.for_each is None else f"{counted(len(shadows), 'item')} taking long"
-        told = f"{subject} asked a second time" if plan.for_each is None else f"{subject}, asked a second time"
         since = world.since(min(call.at_ms for call in shadows))
-        clauses.append(f"; {told} since {since}, last at {node.hedge}")
-    if node.overtakes:
-        clauses.append(f"; {counted(node.overtakes, 'second asking')} answered first")
-    return "".join(clauses)
+        clauses.append(f"of these {counted(len(shadows), 'goes', 'go')} on, since {since}")
+    return "".join(f"; {clause}" for clause in clauses)
 
 
 def _items(node: NodeView) -> str:
@@ -227,6 +235,8 @@ def _in_queue(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: 
 
 
 def _subject(plan: NodePlan, calls: Sequence[LiveCall]) -> str:
+    if plan.asked_by is not None and len(calls) > 1:
+        return f"{counted(len(calls), 'call')} wait"
     if plan.for_each is None:
         return "it waits"
     items = [call for call in calls if _item(call)]
@@ -241,7 +251,8 @@ def _delayed(plan: NodePlan, node: NodeView, calls: Sequence[LiveCall], world: _
     due = f"is due in {duration(left_ms)}" if left_ms > 0 else f"is due since {duration(-left_ms)}"
     others = f" (and {len(calls) - 1} more)" if len(calls) > 1 else ""
     after = f", after: {node.error}" if node.error else ""
-    sentence = f"{_attempt(plan, first)}{_item(first)}{others} {due}{after}"
+    item = _item(first) if plan.asked_by is None else ""
+    sentence = f"{_attempt(plan, first)}{item}{others} {due}{after}"
     if not world.has_sweeper:
         sentence += f"; no worker is alive to start it: {serving_command([first.queue], ())}"
     return sentence
@@ -261,11 +272,17 @@ def _claimed(plan: NodePlan, calls: Sequence[LiveCall], world: _World) -> Iterat
     for call in calls:
         by_holder.setdefault((call.holder, bool(_item(call))), []).append(call)
     for (holder, _), held in by_holder.items():
-        what = "it" if plan.for_each is None or not _item(held[0]) else counted(len(held), "item")
+        what = _held(plan, held)
         if holder in world.alive:
             yield _running(plan, held, what, world)
         else:
             yield _orphaned(plan, held, what, world)
+
+
+def _held(plan: NodePlan, held: Sequence[LiveCall]) -> str:
+    if plan.asked_by is not None and len(held) > 1:
+        return counted(len(held), "call")
+    return "it" if plan.for_each is None or not _item(held[0]) else counted(len(held), "item")
 
 
 def _running(plan: NodePlan, held: Sequence[LiveCall], what: str, world: _World) -> str:
@@ -281,6 +298,8 @@ def _running(plan: NodePlan, held: Sequence[LiveCall], what: str, world: _World)
 def _verb(plan: NodePlan, call: LiveCall) -> str:
     if not call.call.endswith(f".{MAILBOX}"):
         return "runs"
+    if plan.mixture is not None:
+        return "reads the answers"
     return "reads its list" if plan.grows else "reads its streams"
 
 
@@ -298,7 +317,7 @@ def _waiting(
     """The nodes without live calls. Nodes that wait for the same share one sentence."""
     sentences: dict[tuple[Wait, ...], str] = {}
     for number, node in enumerate(view.nodes):
-        if node.is_over or number in active:
+        if node.is_over or node.asked_by or number in active:
             continue
         waits = plan.nodes[number].waits_for()
         if waits not in sentences:
@@ -352,6 +371,11 @@ class _Producers:
             if sources
             else "reads the end of its streams any moment"
         )
+
+    def asked(self, reader: NodePlan) -> str:
+        """What the idle mailbox of a mixture waits for."""
+        assert reader.mixture is not None
+        return asking(reader.name, reader.mixture, self._nodes)
 
     def _stream(self, edge: Edge, path: Path) -> str:
         producer = self._nodes[edge.source]

@@ -7,16 +7,19 @@ nothing worse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, cast, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar, cast, get_args
+
+import msgspec
 
 from mosaic_queues.events import Event
 from mosaic_queues.transitions import CallState, RunStatus, is_shadow
 from mosaic_tasks.definition.plan import NodeKind, NodePlan, Plan
+from mosaic_tasks.mixtures.recording import Record, Said
 
-NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled"]
-OVER: frozenset[NodeState] = frozenset({"done", "skipped", "failed", "cancelled"})
-"""The states that a node does not leave."""
+NodeState = Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled", "cut"]
+OVER: frozenset[NodeState] = frozenset({"done", "skipped", "failed", "cancelled", "cut"})
+"""The states that a node does not leave; one that a mixture asks does, when it is asked again."""
 
 
 class NodeView(NamedTuple):
@@ -25,8 +28,9 @@ class NodeView(NamedTuple):
     Attributes:
         state: `waiting` for producers; `ready` in its queue or paused before another attempt; `running` while
             its call runs, a fan-out from its expansion on, a mailbox from its first batch on; `cancelled`: the run
-            ended, or the node ran again, before it was over.
-        calls: how many calls it has: 1, or the items of a fan-out (0 until they are known).
+            ended, or the node ran again, before it was over; `cut`: its mixture did not need it any more.
+        calls: how many calls it has: 1, or the items of a fan-out (0 until they are known), or as many as its mixture
+            made.
         calls_done: finished ones, `calls_skipped` of them skipped.
         calls_running: those that a process holds now, the opening and closing call of a fan-out too.
         attempts: starts of its calls; what a process handed back unstarted does not count, nor does a mailbox that
@@ -43,8 +47,11 @@ class NodeView(NamedTuple):
         tags: what the workflow says about it for people and programs.
         target: where the router sent a call last; empty: nowhere yet, or it decides nothing here.
         route: why.
-        hedge: where a call was asked a second time last, since it took long; empty: nowhere.
-        overtakes: how many calls were answered first by those whom they were asked a second time.
+        hedges: how many calls took long and were asked a second time; `hedge` is where the last one was.
+        overtakes: how many of these were answered there first.
+        asked_by: the mixture whose expert, verifier or aggregator it is.
+        calls_cut: those that its mixture did not need any more.
+        record: what a mixture came to.
     """
 
     name: str
@@ -74,8 +81,12 @@ class NodeView(NamedTuple):
     tags: tuple[str, ...] = ()
     target: str = ""
     route: str = ""
+    hedges: int = 0
     hedge: str = ""
     overtakes: int = 0
+    asked_by: str = ""
+    calls_cut: int = 0
+    record: Record | None = None
 
     @property
     def is_over(self) -> bool:
@@ -111,11 +122,8 @@ class RunView(NamedTuple):
         return max((node.epoch for node in self.nodes), default=0)
 
     def counts(self) -> dict[NodeState, int]:
-        """How many nodes are in each state that occurs."""
-        counts: dict[NodeState, int] = {}
-        for node in self.nodes:
-            counts[node.state] = counts.get(node.state, 0) + 1
-        return counts
+        """How many nodes of the workflow are in each state that occurs."""
+        return state_counts(self.nodes)
 
 
 def project(plan: Plan, events: Iterable[Event], *, run_id: str = "") -> RunView:
@@ -143,6 +151,10 @@ class Progress:
         self.begun_ms: int | None = None
         self.closed_ms: int | None = None
         self._nodes = [_Node(node) for node in plan.nodes]
+        self._asked: dict[int, list[int]] = {}  # by mixture
+        for number, node in enumerate(plan.nodes):
+            if node.asked_by is not None:
+                self._asked.setdefault(node.asked_by, []).append(number)
         self._apply: dict[str, Callable[[_Node, str, Event], None]] = {
             "ready": self._ready,
             "routed": self._routed,
@@ -159,6 +171,7 @@ class Progress:
             "usage": self._used,
             "idle": self._idle,
             "redo": self._redone,
+            "cut": self._cut,
         }
 
     def apply(self, event: Event) -> list[int]:
@@ -168,10 +181,12 @@ class Progress:
             return []
         if event.kind == "closed":
             return self._closed(event)
+        if event.kind == "decided":
+            return self._decided(event)
         touched: dict[int, None] = {}
         change = self._apply[event.kind]
         for call in event.calls:
-            number = int(call.partition(".")[0])
+            number = node_of(call)
             if is_shadow(call) and event.kind not in ("hedged", "usage"):
                 continue  # the call itself is where it was
             change(self._nodes[number], call, event)
@@ -215,8 +230,12 @@ class Progress:
             tags=plan.tags,
             target=node.target,
             route=node.route,
+            hedges=node.hedges,
             hedge=node.hedge,
             overtakes=node.overtakes,
+            asked_by="" if plan.asked_by is None else self.plan.nodes[plan.asked_by].name,
+            calls_cut=node.cut,
+            record=node.record,
         )
 
     # -- one call of one event -----------------------------------------------------------------------------
@@ -226,6 +245,7 @@ class Progress:
             return  # a mailbox is woken without an event; this one's message was lost and is published again
         node.move(call, "ready")
         node.undo(call)
+        node.ask(call)
         node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
 
     def _routed(self, node: _Node, call: str, event: Event) -> None:
@@ -235,7 +255,7 @@ class Progress:
             node.retry_at_ms = event.at_ms + event.pause_ms
 
     def _hedged(self, node: _Node, _call: str, event: Event) -> None:
-        node.hedge = event.target
+        node.hedges, node.hedge = node.hedges + 1, event.target
 
     def _overtaken(self, node: _Node, call: str, event: Event) -> None:
         node.move(call, "claimed")
@@ -245,6 +265,7 @@ class Progress:
     def _claimed(self, node: _Node, call: str, event: Event) -> None:
         goes_on = node.move(call, "claimed") == "idle"
         node.undo(call)
+        node.ask(call)
         node.ready_ms = event.at_ms if node.ready_ms is None else node.ready_ms
         node.started_ms = event.at_ms if node.started_ms is None else node.started_ms
         node.claimed_ms, node.holder = event.at_ms, event.holder
@@ -254,8 +275,14 @@ class Progress:
         node.move(call, None)
         if self._counts(call):
             node.finish(call, skipped=event.kind == "skipped")
+        node.rest(event.at_ms)
         if not is_item(call):
-            node.end("skipped" if event.kind == "skipped" else "done", event.at_ms)
+            self._end(node, call, "skipped" if event.kind == "skipped" else "done", event.at_ms)
+
+    def _cut(self, node: _Node, call: str, event: Event) -> None:
+        node.move(call, None)
+        node.cut += 1
+        node.rest(event.at_ms)
 
     def _expanded(self, node: _Node, call: str, event: Event) -> None:
         total = int(event.detail)
@@ -275,7 +302,7 @@ class Progress:
     def _failed(self, node: _Node, call: str, event: Event) -> None:
         node.move(call, None)
         node.error = event.detail
-        node.end("failed", event.at_ms)
+        self._end(node, call, "failed", event.at_ms)
 
     def _released(self, node: _Node, call: str, _event: Event) -> None:
         node.move(call, "ready")
@@ -303,18 +330,39 @@ class Progress:
         node.cached_tokens += event.cached_tokens
         node.cost_usd += event.cost_usd or 0.0
 
+    def _decided(self, event: Event) -> list[int]:
+        """A mixture came to an end: whom it asked is over with it, and why an answer did not count is known."""
+        number = node_of(event.calls[0])
+        record = self._nodes[number].record = msgspec.json.decode(event.detail, type=Record)
+        heard: dict[int, list[Said]] = {}
+        for said in record.calls:
+            heard.setdefault(node_of(said.call), []).append(said)
+        asked = self._asked.get(number, [])
+        for each in asked:
+            self._nodes[each].conclude(event.at_ms, heard.get(each, ()))
+        return [number, *asked]
+
+    def _end(self, node: _Node, call: str, state: NodeState, at_ms: int) -> None:
+        """A node is over, and with a mixture those that it asked."""
+        node.end(state, at_ms)
+        for each in self._asked.get(node_of(call), ()):
+            self._nodes[each].conclude(at_ms)
+
     def _closed(self, event: Event) -> list[int]:
         status, _, self.error = event.detail.partition(": ")
         self.status, self.closed_ms = cast(RunStatus, status), event.at_ms
         left = [number for number, node in enumerate(self._nodes) if node.final is None]
         for number in left:
-            self._nodes[number].end("done" if status == "done" else "cancelled", event.at_ms)
+            node = self._nodes[number]
+            if node.plan.asked_by is not None:
+                node.conclude(event.at_ms)
+            else:
+                node.end("done" if status == "done" else "cancelled", event.at_ms)
         return left
 
     def _counts(self, call: str) -> bool:
         """Whether a call is one of those that `NodeView.calls` counts."""
-        number, _, _ = call.partition(".")
-        return is_item(call) or self.plan.nodes[int(number)].for_each is None
+        return is_item(call) or self.plan.nodes[node_of(call)].for_each is None
 
 
 class _Node:
@@ -331,6 +379,7 @@ class _Node:
         "calls",
         "claimed_ms",
         "cost_usd",
+        "cut",
         "done",
         "ended_ms",
         "epoch",
@@ -340,12 +389,14 @@ class _Node:
         "finished",
         "grows",
         "hedge",
+        "hedges",
         "holder",
         "live",
         "losses",
         "overtakes",
         "plan",
         "ready_ms",
+        "record",
         "retries",
         "retry_at_ms",
         "route",
@@ -358,7 +409,9 @@ class _Node:
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan, self.grows = plan, plan.grows
-        self.calls = 0 if plan.for_each else 1
+        self.calls = 0 if plan.for_each or plan.asked_by is not None else 1
+        self.cut = 0
+        self.record: Record | None = None
         self.done = self.skipped = self.attempts = self.retries = self.losses = 0
         self.live: dict[CallState, int] = dict.fromkeys(get_args(CallState), 0)
         self.states: dict[str, CallState] = {}
@@ -371,7 +424,7 @@ class _Node:
         self.claimed_ms: int | None = None
         self.ended_ms: int | None = None
         self.holder = self.error = self.target = self.route = self.hedge = ""
-        self.overtakes = 0
+        self.hedges = self.overtakes = 0
         self.tokens, self.cached_tokens, self.cost_usd = (0, 0), 0, 0.0
         self.epoch = 0
 
@@ -380,7 +433,37 @@ class _Node:
             return self.final
         if self.live["claimed"] or self.expanded or (self.live["idle"] and self.started_ms is not None):
             return "running"
+        if self._is_at_rest:
+            return "done" if self.done else "cut"
         return "ready" if self.ready_ms is not None else "waiting"
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether a mixture asked it, and waits for nothing of it now."""
+        return self.plan.asked_by is not None and self.calls > 0 and not any(self.live.values())
+
+    def ask(self, call: str) -> None:
+        """Counts a call that a mixture made."""
+        if self.plan.asked_by is not None:
+            self.calls = max(self.calls, int(call.partition(".")[2]) + 1)
+            self.ended_ms = None
+
+    def rest(self, at_ms: int) -> None:
+        """Notes when the last of the calls ended that a mixture made so far."""
+        if self._is_at_rest:
+            self.ended_ms = at_ms
+
+    def conclude(self, at_ms: int, heard: Sequence[Said] = ()) -> None:
+        """Its mixture, or the run, is over: it is not asked any more. `heard` is what its calls came to."""
+        if self.final is not None:
+            return
+        state, ended_ms = self.state(), self.ended_ms
+        if state not in OVER:
+            state = "cancelled" if self.calls else "skipped"
+        answers = [said for said in heard if not said.is_cut]
+        self.error = next((why for said in reversed(answers) if (why := objection(said))), self.error)
+        self.end("failed" if answers and all(said.failed for said in answers) else state, at_ms)
+        self.ended_ms = ended_ms or self.ended_ms
 
     def move(self, call: str, state: CallState | None) -> CallState | None:
         """Notes the state of a call, None where it is not alive; returns the one before."""
@@ -421,6 +504,76 @@ class _Node:
             self.ended_ms = at_ms
 
 
+class Shown(Protocol):
+    """A node, or one execution of it, as it is shown."""
+
+    @property
+    def name(self) -> str:
+        """The node's."""
+
+    @property
+    def asked_by(self) -> str:
+        """The mixture that asks it."""
+
+    @property
+    def epoch(self) -> int:
+        """In which it ran."""
+
+    @property
+    def calls(self) -> int:
+        """How many it has."""
+
+
+ShownT = TypeVar("ShownT", bound=Shown)
+
+
+def arranged(shown: Iterable[ShownT]) -> list[ShownT]:
+    """In the same order, but that what mixtures asked stands below them; whom they did not ask is left out."""
+    own: list[ShownT] = []
+    asked: dict[tuple[str, int], list[ShownT]] = {}
+    for each in shown:
+        if not each.asked_by:
+            own.append(each)
+        elif each.calls:
+            asked.setdefault((each.asked_by, each.epoch), []).append(each)
+    return [each for one in own for each in (one, *asked.get((one.name, one.epoch), ()))]
+
+
+def label(shown: Shown) -> str:
+    """The name as it stands in an arranged list."""
+    return f"  {shown.name}" if shown.asked_by else shown.name
+
+
+def state_counts(nodes: Iterable[NodeView]) -> dict[NodeState, int]:
+    """How many nodes are in each state that occurs; whom mixtures ask is part of these."""
+    counts: dict[NodeState, int] = {}
+    for node in nodes:
+        if not node.asked_by:
+            counts[node.state] = counts.get(node.state, 0) + 1
+    return counts
+
+
+def told_hedges(node: NodeView) -> str:
+    """What was asked a second time, and how often that came first; empty where nothing was."""
+    if not node.hedges:
+        return ""
+    asked = "a call was" if node.hedges == 1 else f"{node.hedges} calls were"
+    first = {0: "", 1: ", and one answered first there"}.get(
+        node.overtakes, f", and {node.overtakes} answered first there"
+    )
+    return f"{asked} asked a second time, last at {node.hedge}{first}"
+
+
+def objection(said: Said) -> str:
+    """Why an answer does not count; empty where it does."""
+    return said.failed or ", ".join(said.problems)
+
+
+def node_of(call: str) -> int:
+    """The number of the node whose call it is."""
+    return int(call.partition(".")[0])
+
+
 def is_item(call: str) -> bool:
-    """Whether a call is that of an item of a fan-out."""
+    """Whether a call is that of an item of a fan-out, or one that a mixture made."""
     return call[-1].isdigit() and "." in call

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from mosaic_queues.events import Event
 from mosaic_queues.transitions import CLOSE, MAILBOX, is_shadow, shadowed
 from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.inspection.decisions import in_short
+from mosaic_tasks.inspection.progress import node_of
 from mosaic_tasks.inspection.wording import counted, dollars, duration, listed
+from mosaic_tasks.mixtures.recording import Record
 
 
 class Teller:
@@ -72,7 +77,9 @@ def event_line(plan: Plan, event: Event, created_ms: int) -> str:
     """An event for people: when, what, to which calls, by whom."""
     parts = [f"{duration(event.at_ms - created_ms):>10}  {event.kind:<8}"]
     if event.calls:
-        parts.append(listed([call_name(plan, call) + _doing(event, call) for call in event.calls], most=4))
+        parts.append(
+            listed([call_name(plan, call) + _doing(plan, event, call) for call in event.calls], most=4)
+        )
     if about := _about(event):
         parts.append(about)
     if event.holder:
@@ -91,6 +98,10 @@ def _about(event: Event) -> str:
         return f"in queue {event.detail}"
     if event.kind == "hedged":
         return f"to {event.detail}"
+    if event.kind == "cut":
+        return "not needed any more"
+    if event.kind == "decided":
+        return in_short(msgspec.json.decode(event.detail, type=Record))
     if event.kind == "overtaken":
         return "answered first where it was asked again"
     if event.kind == "routed":
@@ -100,11 +111,16 @@ def _about(event: Event) -> str:
     return event.detail
 
 
-def _doing(event: Event, call: str) -> str:
+_READS = {"claimed": " (reads its streams)", "idle": " (waits for more)"}
+_ASKS = {"claimed": " (reads the answers)", "idle": " (waits for answers)"}
+
+
+def _doing(plan: Plan, event: Event, call: str) -> str:
     """What a mailbox does, which is claimed for each of its readings."""
     if not _is_mailbox(call):
         return ""
-    return {"claimed": " (reads its streams)", "idle": " (waits for more)"}.get(event.kind, "")
+    is_mixture = plan.nodes[node_of(call)].mixture is not None
+    return (_ASKS if is_mixture else _READS).get(event.kind, "")
 
 
 def _cached(event: Event) -> str:
@@ -116,8 +132,8 @@ def _cost(event: Event) -> str:
 
 
 def call_name(plan: Plan, call: str) -> str:
-    """A call for people: `people`, `sections[3]`, `sections[close]`; a mailbox has the name of its node, and a shadow is
-    the `people (again)`."""
+    """A call for people: `people`, `sections[3]`, `sections[close]`; a mailbox has the name of its node, a shadow is
+    `people (again)`."""
     number, dot, rest = shadowed(call).partition(".")
     name, again = plan.nodes[int(number)].name, " (again)" if is_shadow(call) else ""
     if not dot or rest == MAILBOX:

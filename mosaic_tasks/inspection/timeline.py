@@ -2,7 +2,7 @@
 
 Pure: a plan and its events in, a drawing out. A node has a lane for each time that it was executed, labelled with the
 epoch. The calls of a fan-out share their node's lane: it shows a run while any of them runs. Where a call lost its
-process, the lane is broken, and the loss is told.
+process, the lane is broken, and the loss is told. What a mixture asked stands below it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from xml.sax.saxutils import escape
 from mosaic_queues.events import Event
 from mosaic_queues.transitions import RunStatus
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress
+from mosaic_tasks.inspection.decisions import in_short
+from mosaic_tasks.inspection.progress import (
+    NodeState,
+    NodeView,
+    Progress,
+    arranged,
+    label,
+    told_hedges,
+)
 from mosaic_tasks.inspection.wording import duration
 
 Activity = Literal["wait", "pause", "idle", "run"]
@@ -38,7 +46,8 @@ class Loss(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One execution of a node, begun in an epoch. `calls` is above 1 where a fan-out's items are merged."""
+    """One execution of a node, begun in an epoch. `calls` is above 1 where a fan-out's items are merged; `hedges` tells
+    of calls that took long and were asked a second time, `decision` what a mixture came to that `asked_by` names."""
 
     name: str
     state: NodeState
@@ -46,6 +55,9 @@ class Lane(NamedTuple):
     segments: tuple[Segment, ...]
     epoch: int = 0
     losses: tuple[Loss, ...] = ()
+    hedges: str = ""
+    asked_by: str = ""
+    decision: str = ""
 
     def total_ms(self, activity: Activity) -> int:
         """How long it did that."""
@@ -53,7 +65,7 @@ class Lane(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A run's lanes by the time of their start; nodes that never started come last."""
+    """A run's lanes by the time of their start, those of a mixture below it; nodes that never started come last."""
 
     run_id: str
     name: str
@@ -84,7 +96,7 @@ def timeline(plan: Plan, events: Iterable[Event], *, now_ms: int, run_id: str = 
     start_ms = view.opened_ms or min(
         (lane.segments[0].start_ms for lane in lanes if lane.segments), default=end_ms
     )
-    return Timeline(run_id, view.name, view.status, start_ms, end_ms, tuple(lanes))
+    return Timeline(run_id, view.name, view.status, start_ms, end_ms, tuple(arranged(lanes)))
 
 
 def _earlier(progress: Progress, tracks: list[_Track], event: Event) -> Iterator[Lane]:
@@ -98,7 +110,17 @@ def _earlier(progress: Progress, tracks: list[_Track], event: Event) -> Iterator
 
 
 def _lane(node: NodeView, track: _Track, end_ms: int) -> Lane:
-    return Lane(node.name, node.state, node.calls, track.close(end_ms), node.epoch, tuple(track.losses))
+    return Lane(
+        node.name,
+        node.state,
+        node.calls,
+        track.close(end_ms),
+        node.epoch,
+        tuple(track.losses),
+        told_hedges(node),
+        node.asked_by,
+        "" if node.record is None else in_short(node.record),
+    )
 
 
 class _Track:
@@ -179,7 +201,8 @@ _NARROWEST_BAR = 10
 
 
 def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> str:
-    """The chart in `width` columns: a scale, a line a node, what the marks mean, and a line a loss."""
+    """The chart in `width` columns: a scale, a line a node, what the marks mean, a line a loss, what was asked a second
+    time, and what mixtures came to."""
     marks = _ASCII_MARKS if ascii_only else _MARKS
     labels = [_label(lane) for lane in chart.lanes]
     notes = [_note(lane) for lane in chart.lanes]
@@ -187,15 +210,16 @@ def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> 
     bar = max(width - name_width - max(map(len, notes), default=0) - 4, _NARROWEST_BAR)
     lines = [_title(chart)]
     lines.append(f"{'':{name_width}} |{_scale(chart, bar)}|")
-    for lane, label, note in zip(chart.lanes, labels, notes, strict=True):
+    for lane, named, note in zip(chart.lanes, labels, notes, strict=True):
         cells = _raster(lane, chart, bar)
         for loss in lane.losses:
             cells[_column(loss.at_ms, chart, bar)] = "lost"
         painted = "".join(marks[cell] for cell in cells)
-        lines.append(f"{label:{name_width}} |{painted}| {note}".rstrip())
+        lines.append(f"{named:{name_width}} |{painted}| {note}".rstrip())
     lines.append("  ".join(f"{marks[activity]} {meaning}" for activity, meaning in _MEANINGS.items()))
-    for lane, label in zip(chart.lanes, labels, strict=True):
-        lines += [_cut(f"{marks['lost']} {label}: {_told(loss, chart)}", width) for loss in lane.losses]
+    for lane, named in zip(chart.lanes, map(str.lstrip, labels), strict=True):
+        lines += [_cut(f"{marks['lost']} {named}: {_told(loss, chart)}", width) for loss in lane.losses]
+        lines += [_cut(f"{named}: {told}", width) for told in (lane.hedges, lane.decision) if told]
     return "\n".join(lines)
 
 
@@ -211,7 +235,7 @@ def _label(lane: Lane) -> str:
     """The name, which is cut where it is too long, with the number of items and the epoch behind it."""
     behind = f" x{lane.calls}" if lane.calls > 1 else ""
     behind += f" (epoch {lane.epoch})" if lane.epoch else ""
-    return _cut(lane.name, _NAME_WIDTH - len(behind)) + behind
+    return _cut(label(lane), _NAME_WIDTH - len(behind)) + behind
 
 
 def _note(lane: Lane) -> str:
@@ -289,7 +313,8 @@ def _svg_lane(lane: Lane, chart: Timeline, y: int) -> Iterator[str]:
     baseline = y + 13
     ran, waited = duration(lane.total_ms("run")), duration(lane.total_ms("wait"))
     named = f"{lane.name} (epoch {lane.epoch})" if lane.epoch else lane.name
-    yield f"<g><title>{escape(f'{named}: {lane.state}, ran {ran}, waited {waited}')}</title>"
+    about = "".join(f"; {told}" for told in (lane.hedges, lane.decision) if told)
+    yield f"<g><title>{escape(f'{named}: {lane.state}, ran {ran}, waited {waited}{about}')}</title>"
     yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{escape(_label(lane))}</text>'
     for activity, first, last in _stretches(_raster(lane, chart, _BAR)):
         looks = "failed" if lane.state == "failed" and activity == "run" else activity

@@ -37,3 +37,9 @@ def listed(words: Sequence[str], *, most: int = 5) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text on one line, without what would change a terminal."""
+    line = "".join(char if char.isprintable() else "?" for char in " ".join(text[: 4 * most].split()))
+    return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 3]}..."

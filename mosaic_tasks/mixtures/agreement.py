@@ -25,7 +25,7 @@ from mosaic_tasks.mixtures.values import Answer, AnswerForm
 Similarity = Callable[[Sequence[str], float], list[list[float]]]
 """Of each text to each, 0 to 1; what is below the second argument may be 0."""
 
-_MAX_COMPARED = 1_000
+_MAX_COMPARED = 800
 _PERCENT = re.compile(r"(?:%|percent|per cent)\W*\Z", re.IGNORECASE)
 _WORD = re.compile(r"\d++(?:[.,]\d++)*+|[^\W\d]++(?:[’'][^\W\d]++)?+")
 _DENIALS = frozenset(

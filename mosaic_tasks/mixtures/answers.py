@@ -35,7 +35,7 @@ import msgspec
 
 from mosaic_tasks.mixtures.fields import ABSENT, canonical, documents, field_pattern, last_field, part
 from mosaic_tasks.mixtures.numerals import NUMBER, arithmetic, plain, value_of
-from mosaic_tasks.mixtures.statements import conclusion, statements
+from mosaic_tasks.mixtures.statements import conclusion, last_boxed, statements
 from mosaic_tasks.mixtures.values import Answer, AnswerForm, Form
 
 FIELD = "answer"
@@ -50,7 +50,7 @@ _MARKERS = re.compile(r"</s>|<\|(?:endoftext|im_end|eot_id|end)\|>")
 _UNIT = re.compile(r"(?!\s*+(?:/|[xyzniπ√](?![A-Za-z])))(?:\^(?:°|\{?+[23]\}?+)|[^\d=≈+*^()\\])*+\Z")
 _NO_NUMBER = re.compile(r"[:/-]\d")
 """Behind a number: it is part of a date, a time or a range."""
-_WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{2,}")
+_WORD = re.compile(r"(?<!\\)(?<!\\begin\{)(?<!\\end\{)(?<![A-Za-z])[A-Za-z]{2,}")
 _OPERATOR = re.compile(r"[\\^+*/()\[\],-]|(?<![A-Za-z])[a-zA-Zπ](?![A-Za-z])")
 _LONE_BRACES = re.compile(r"\{(\w)\}")
 
@@ -127,6 +127,8 @@ def read(stated: Any, form: AnswerForm) -> Answer | None:
     if form.form == "json":
         return _json(stated)
     text = stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False)
+    if form.form in _STATED_FORMS:
+        text = last_boxed(text) or text
     if form.form == "choice":
         return _choice(text, form.choices)
     return _READERS[form.form](text.strip())

@@ -9,9 +9,10 @@ answer coincides with nothing.
 
 Experts err together, on the hard questions, so that each further vote repeats a part of what was known: the k-th
 strongest counts `1 / (1 + (k - 1) r)`, the form of the design effect of correlated values (Kish 1965, Survey sampling).
-Between experts r is 1: that predicted best who is right among 12 models on half of the recorded GSM8K answers, within
-0.005 of the log-loss of the best r, on the other half too. Within a *family*, experts of one model or whose errors
-nearly coincide, it is higher. One more vote can only add; and the order in which they came plays no part.
+Between experts r is 1, so that it counts 1 / k: on recorded GSM8K answers of 12 models the log-loss of the leader's
+probability is within 0.005 of what the best r gives, on either half of the questions. Within a *family*, experts of
+one model or whose errors nearly coincide, it is higher: an assumption, since those models are no families. One more
+vote can only add; and the order in which they came plays no part.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mosaic_tasks.mixtures.aggregators import build
 from mosaic_tasks.mixtures.asks import building_ask, discussing_ask, judging_ask, synthesis_ask
 from mosaic_tasks.mixtures.beliefs import view_of
 from mosaic_tasks.mixtures.mixture import Memory, Mixture, Question
+from mosaic_tasks.mixtures.points import build
 from mosaic_tasks.mixtures.values import Heard, View
 
 Heards = Mapping[int, Heard]

@@ -38,16 +38,19 @@ _CLOSE = 1e-9
 _SURE = 1e-3  # probabilities go no nearer to 0 and 1 before their log-odds are taken
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the history.
 
     Attributes:
         features: what was known when it was decided: those of `beliefs.features` and `signals.signals`, or any others.
         right: how right it was, 0 to 1; true and false are 1 and 0.
+        run, node: whose answer it was, where that is told: a later line of the same goes in the place of this one.
     """
 
     features: dict[str, float]
     right: bool | float
+    run: str = ""
+    node: str = ""
 
     @property
     def share(self) -> float:
@@ -249,20 +252,26 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
 def _isotonic(history: Sequence[Outcome]) -> Calibration:
     """A rising step function of the feature that is a probability, or of the one that goes with `right` the most."""
     feature = _telling(history)
-    known = sorted(
-        (outcome.features[feature], outcome.share) for outcome in history if feature in outcome.features
-    )
-    blocks: list[tuple[float, float, int]] = []  # from which value on, how many right, of how many
-    for value, right in known:
-        block = (value, right, 1)
-        while blocks and (blocks[-1][0] == block[0] or blocks[-1][1] * block[2] >= block[1] * blocks[-1][2]):
-            start, rights, lines = blocks.pop()
-            block = (start, rights + block[1], lines + block[2])
-        blocks.append(block)
-    least = 1 / (len(known) + 2)  # nothing is certain that was seen so often
-    steps = tuple((start, min(max(rights / lines, least), 1 - least)) for start, rights, lines in blocks)
+    known: dict[float, list[float]] = {}
+    for outcome in history:
+        if feature in outcome.features:
+            known.setdefault(outcome.features[feature], []).append(outcome.share)
+    least = 1 / (sum(map(len, known.values())) + 2)  # nothing is certain that was seen so often
+    steps = tuple((start, min(max(share, least), 1 - least)) for start, share in _pooled(known))
     base = _bounded(_mean([outcome.share for outcome in history]))
     return Calibration("isotonic", base, len(history), feature=feature, steps=steps)
+
+
+def _pooled(known: Mapping[float, Sequence[float]]) -> list[tuple[float, float]]:
+    """From which value on, which share: neighbours are pooled until none falls below the one before it."""
+    blocks: list[tuple[float, float, int]] = []  # where it starts, how many right, of how many
+    for value, shares in sorted(known.items()):
+        start, rights, lines = value, math.fsum(shares), len(shares)
+        while blocks and blocks[-1][1] * lines >= rights * blocks[-1][2]:
+            start, more, others = blocks.pop()
+            rights, lines = rights + more, lines + others
+        blocks.append((start, rights, lines))
+    return [(start, rights / lines) for start, rights, lines in blocks]
 
 
 def _telling(history: Sequence[Outcome]) -> str:

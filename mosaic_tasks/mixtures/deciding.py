@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from mosaic_tasks.mixtures.aggregators import best_of
+from mosaic_tasks.mixtures.aggregators import best_of, majority, supported
 from mosaic_tasks.mixtures.beliefs import Calibration, view_of
 from mosaic_tasks.mixtures.gates import need, verdict
 from mosaic_tasks.mixtures.mixture import Choice, ChoiceBy, Expert, Memory, Mixture, Question, QuestionKind
@@ -24,10 +24,6 @@ from mosaic_tasks.mixtures.values import Candidate, Heard, Profile, View
 
 Heards = Mapping[int, Heard]
 """What came of the questions, by their index."""
-
-
-LEAST_SUPPORT = 0.5
-"""An answer that a verifier holds for less likely is left aside."""
 
 
 class Step(NamedTuple):
@@ -55,6 +51,7 @@ class Situation(NamedTuple):
         heard: what came of its questions.
         now_ms: by the clock of the server.
         calibration: of the leader's probability, where there is history.
+        families: of the experts, where the caller keeps them; see `families_of`.
     """
 
     mixture: Mixture
@@ -62,6 +59,7 @@ class Situation(NamedTuple):
     heard: Heards
     now_ms: int
     calibration: Calibration | None = None
+    families: Mapping[str, str] | None = None
 
 
 def decide(at: Situation) -> Step:
@@ -98,6 +96,7 @@ def view_now(at: Situation) -> View:
         planned=mixture.planned,
         upcoming=_upcoming(at),
         calibration=at.calibration,
+        families=at.families,
     )
 
 
@@ -144,25 +143,42 @@ def _wave(at: Situation) -> tuple[str, ...]:
     if count <= 0:
         return ()
     profiles = [_profile(at, expert) for expert in _available(mixture, memory, asked)]
-    seed = memory.seed * 1_000_003 + len(memory.asked)
-    return _picked(
-        at, profiles, [memory.profiles.get(q.expert, _UNKNOWN) for q in asked], count, Random(seed)
-    )  # noqa: S311
+    chance = Random(memory.seed * 1_000_003 + len(memory.asked))  # noqa: S311 - no secret: deciding again gives the same
+    return _picked(at, profiles, [memory.profiles.get(q.expert, _UNKNOWN) for q in asked], count, chance)
 
 
 def _picked(
     at: Situation, profiles: Sequence[Profile], asked: Sequence[Profile], count: int, chance: Random
 ) -> tuple[str, ...]:
-    """The experts in the order of the file, or, where they are chosen from the pool, the most valuable."""
-    left = _left(at)
+    """The experts in the order of the file, or, where they are chosen from the pool, the most valuable; before them
+    those who bring what answers lacked."""
+    left, lacking = _left(at), _lacking(at)
     if at.mixture.most is not None:
-        return chosen(profiles, count=count, asked=asked, chance=chance, terms=Terms(), left=left)
-    names: list[str] = []
-    for profile in profiles:
-        if len(names) < count and left.holds(profile):
-            names.append(profile.name)
-            left = left.less(profile)
+        return chosen(
+            profiles,
+            count=count,
+            asked=asked,
+            chance=chance,
+            terms=Terms(),
+            missing=lacking,
+            left=left,
+            diversity=at.mixture.diversity,
+        )
+    names, able = list[str](), list(profiles)
+    while len(names) < count and (fitting := [one for one in able if left.holds(one)]):
+        first = next((one for one in fitting if lacking.intersection(one.offers)), fitting[0])
+        names.append(first.name)
+        able.remove(first)
+        lacking.difference_update(first.offers)
+        left = left.less(first)
     return tuple(names)
+
+
+def _lacking(at: Situation) -> set[str]:
+    """What answers say that they lacked, without what those bring who were asked."""
+    asked = [q for q in at.memory.asked if q.kind == "expert"]
+    missing = {part for q in asked if q.index in at.heard for part in at.heard[q.index].missing}
+    return missing.difference(*(at.memory.profiles.get(q.expert, _UNKNOWN).offers for q in asked))
 
 
 def _wave_number(asked: Sequence[Question], waves: Sequence[int]) -> int:
@@ -214,9 +230,7 @@ def _close(at: Situation, view: View) -> Step:
 
 def _counted(view: View, kind: ChoiceBy) -> Choice:
     """The answer that most gave, or that weighs most; a tie goes to the weight, then to who came first."""
-    leader = view.candidates[0]
-    if kind == "majority":
-        leader = max(view.candidates, key=lambda candidate: (candidate.votes, candidate.weight))
+    leader = (majority(view) if kind == "majority" else view.leader) or view.candidates[0]
     total = sum(candidate.votes for candidate in view.candidates)
     return _choice(
         leader, kind, f"{leader.votes} of {total} said {leader.answer.shown!r}, and no gate passed"
@@ -237,28 +251,20 @@ def _closing(at: Situation) -> Step:
 
 
 def _judged(at: Situation, view: View, judged: Sequence[Question]) -> Choice:
-    """What the verifier holds for the best. `rank`: the answer with the highest score; `verify`: of those that it does not
-    object to, the one that weighs most."""
-    supports = {index: at.heard[q.index].support for q in judged for index in q.about}
-    scores = {index: support for index, support in supports.items() if support is not None}
-    if not scores:
-        counted = _counted(view, "weighted")
-        return replace(counted, why=f"{counted.why}; the verifier judged nothing")
+    """What the verifier holds for the best: of all calls (`rank`), or of the answers that it supports (`verify`)."""
+    told = {index: at.heard[question.index].support for question in judged for index in question.about}
+    scores = {index: support for index, support in told.items() if support is not None}
     of = {index: candidate for candidate in view.candidates for index in candidate.indices}
-    heard = [replace(at.heard[index], support=scores.get(index)) for index in of]
     if at.mixture.aggregator == "rank":
-        best = best_of(heard, scores)
-        assert best is not None
-        choice = _choice(
-            of[best.index], "rank", f"the verifier scored it {scores.get(best.index, 0.0):.2f}, the most"
-        )
-        return replace(choice, value=best.answer.value if best.answer is not None else choice.value)
-    by_key = {of[index].answer.key: score for index, score in scores.items()}
-    kept = [one for one in view.candidates if by_key.get(one.answer.key, 0.0) >= LEAST_SUPPORT] or [
-        max(view.candidates, key=lambda one: by_key.get(one.answer.key, 0.0))
-    ]
-    score = by_key.get(kept[0].answer.key, 0.0)
-    return _choice(kept[0], "verify", f"the verifier supports it with {score:.2f}")
+        best = best_of([at.heard[index] for index in of], scores)
+        if best is not None and best.answer is not None:
+            why = f"the verifier scored it {scores[best.index]:.2f}, the most"
+            return replace(_choice(of[best.index], "rank", why), value=best.answer.value)
+    elif (kept := supported(view, scores)) is not None:
+        support = max(scores[index] for index in kept.indices if index in scores)
+        return _choice(kept, "verify", f"the verifier supports it with {support:.2f}")
+    counted = _counted(view, "weighted")
+    return replace(counted, why=f"{counted.why}; the verifier judged nothing")
 
 
 def _synthesised(at: Situation, view: View, heard: Heard) -> Choice:

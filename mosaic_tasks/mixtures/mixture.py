@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mosaic_tasks.mixtures.calibration import Calibration
 from mosaic_tasks.mixtures.values import AggregatorKind, AnswerForm, Gate, Profile, Rules
 
 QuestionKind = Literal["expert", "verifier", "aggregator"]
@@ -56,13 +57,14 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
         rounds: in each but the first, experts see the answers of the one before.
         synthesizer: the node of the model that aggregates, where there is one.
         verifier: the node of the model that judges answers, where there is one.
-        whole: experts finish what they write, and the output is the whole of the leading answer; otherwise it is the part
-            that was compared, and experts are stopped once that is complete.
+        whole: experts finish what they write, and the output is the whole of the leading answer; otherwise it is the
+            part that was compared, and experts are stopped once that is complete.
         details: the output tells how it came about.
         capability: by which experts are chosen and remembered.
         most: so many experts are asked at most.
         diversity: 0 to 1: how much it counts, for who is asked next, to err in other places.
         quoted_tokens: so much is quoted of answers, to other experts and to the aggregator.
+        calibration: of the leader's probability, learned from labelled history.
     """
 
     experts: tuple[Expert, ...]
@@ -80,8 +82,9 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
     details: bool = False
     capability: str = ""
     most: int | None = None
-    diversity: float = 0.0
+    diversity: float = 1.0
     quoted_tokens: int = 4096
+    calibration: Calibration | None = None
 
     def of_round(self, number: int) -> tuple[Expert, ...]:
         """Who may be asked in a round, which count from 1."""

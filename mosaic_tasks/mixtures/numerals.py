@@ -69,7 +69,7 @@ _OF_MONEY = frozenset({"m", "mn", "b", "bn"})
 _FRACTION = re.compile(r"\\[dtc]?frac\s*+(?:\{\s*+(-?\d++)\s*+\}|(\d))\s*+(?:\{\s*+(\d++)\s*+\}|(\d))")
 _VULGAR = re.compile("(\\d?)([¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|operatorname)\s*+\{([^{}]*+)\}")
-_SIZES = re.compile(r"\\(?:left|right|displaystyle)\b|\\[!;:]|\\\(|\\\)|\\\[|\\\]|\*\*|`|</s>|\{,\}(?=$)")
+_SIZES = re.compile(r"\\(?:left|right|displaystyle)\b|\\[!;:]|\\\(|\\\)|\\\[|\\\]|\*\*|`")
 _SPELLED = (
     ("\\$", "$"),
     ("\\%", "%"),

@@ -60,6 +60,7 @@ def chosen(
     missing: Collection[str] = (),
     input_tokens: int = 0,
     left: Left | None = None,
+    diversity: float = 1.0,
 ) -> tuple[str, ...]:
     """The names of the experts to ask next, the most valuable first; fewer than `count` where no more can be asked.
 
@@ -70,6 +71,7 @@ def chosen(
         missing: what the answers lack, such as `data`, `code` or `check`: those who offer it come first.
         input_tokens: that an expert must be able to read.
         left: of the budget; the expected costs of all that are chosen keep within it.
+        diversity: 0 to 1: how much it counts to err otherwise than those already asked; 0: not at all.
     """
     able = [one for one in pool if not one.context_tokens or one.context_tokens >= input_tokens]
     prices = _prices(able, terms or Terms())
@@ -79,7 +81,7 @@ def chosen(
     while len(taken) < count and (fitting := [one for one in able if budget.holds(one)]):
         wanted = [one for one in fitting if lacking.intersection(one.offers)] or fitting
         beside = (*asked, *taken)
-        best = max(wanted, key=lambda one: worth[one.name] * independence(one, beside))
+        best = max(wanted, key=lambda one: worth[one.name] * independence(one, beside) ** diversity)
         taken.append(best)
         able.remove(best)
         lacking.difference_update(best.offers)

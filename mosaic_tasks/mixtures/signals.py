@@ -30,7 +30,7 @@ _LEAST_LOGPROB = -20.0
 _TAIL = 0.1
 _MIN_TAIL = 5
 _MAX_SPACE = 64
-"""Characters of white space beside a key and a value."""
+"""Characters of white space between a key and its colon."""
 _MAX_LINE = 4_000
 
 _IS_JSON = re.compile(r"""\{\s*+(?:["']|\Z)|```""")
@@ -120,7 +120,8 @@ class _Fields:
             if not self._value.is_closed and not self._read(self._value):
                 return
             behind = _BEHIND.match(self._text)
-            if behind is None and not self._value.is_bare and len(self._text) <= _MAX_SPACE:
+            if behind is None and not self._value.is_bare:
+                self._text = ""  # white space alone, which proves nothing
                 return
             answer = self._answer(self._value, behind["next"] if behind else "")
             self._value = None
@@ -128,17 +129,12 @@ class _Fields:
                 yield answer
 
     def _seek(self) -> bool:
-        """Goes to the value behind the next key; whether there is one."""
+        """Goes to what stands behind the next key; whether there is one."""
         found = self._key.search(self._text)
         if found is None:
             self._text = self._text[-self._reserve :]
             return False
-        is_near = len(found[0]) <= self._reserve
-        if found.end() == len(self._text) and is_near:
-            return False  # more white space may follow
         self._text = self._text[found.end() :]
-        if not is_near:
-            return bool(self._text) and self._seek()
         self._value = _Value()
         return True
 
@@ -181,6 +177,9 @@ class _Value:
     def feed(self, text: str) -> str:
         """Reads on; returns what stands behind the value, nothing while it is open."""
         if not self._parts:
+            text = text.lstrip()
+            if not text:
+                return ""
             self.is_bare = text[0] not in "\"'{["
         end = self._bare_end(text) if self.is_bare else self._end(text)
         self._parts.append(text[:end])
@@ -268,10 +267,8 @@ def _part_schema(schema: dict[str, Any] | None, path: str) -> dict[str, Any] | N
     found = {"$defs": (schema or {}).get("$defs", {}), **part}
     try:
         mismatch(None, found)
-    except (
-        EngineRefused
-    ):  # it refers to parts of the whole; the whole answer is checked against that in the end
-        return None
+    except EngineRefused:
+        return None  # it refers to other parts of the whole, by which the whole is checked in the end
     return found
 
 

@@ -21,7 +21,8 @@ class AnswerForm(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         form: what an answer is: `number` (with units, currency, percent, fractions), `choice` (one of `choices`, or of
-            letters), `json` (equal values), `span` (a few words), `code` (equal once formatted), `text` (alike in meaning).
+            letters), `json` (equal values), `span` (a few words), `code` (equal once formatted), `text` (alike in
+            meaning).
         field: the part of a JSON answer that is compared, `a.b`; empty: all of it.
         choices: of `choice`: what may be chosen; empty: a letter.
         tolerance: of `number`: relative difference up to which two are equal.
@@ -53,12 +54,12 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     """When a mixture stops asking.
 
     Attributes:
-        kind: `posterior`: the probability that the leader stays ahead of the second (Beta on the two); `dirichlet`: the same
-            against all; `unanimous`: the last `window` said the same; `margin`: the leader has `margin` votes more than
-            the second; `quorum`: `quorum` votes for one answer (below 1: a share of all experts); `cost`: one more call is
-            worth less than it costs; `none`: never, all experts are asked.
-        confidence: of `posterior` and `dirichlet`; of the others the calibrated probability that is enough by itself, where
-            it is set.
+        kind: `posterior`: the probability that the leader stays ahead of the second (Beta on the two); `dirichlet`: the
+            same against all; `unanimous`: the last `window` said the same; `margin`: the leader has `margin` votes more
+            than the second; `quorum`: `quorum` votes for one answer (below 1: a share of all experts); `cost`: one more
+            call is worth less than it costs; `none`: never, all experts are asked.
+        confidence: of `posterior` and `dirichlet`; of the others the calibrated probability that is enough by itself,
+            where it is set.
         worth_usd: of `cost`: what a right answer is worth.
         second_usd: of `cost`: what a second of waiting costs.
     """
@@ -123,6 +124,7 @@ class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
         confidence: its own probability of being right, by its tokens' log-probabilities; None: not known.
         signals: what its tokens' log-probabilities tell, where the engine has them; see `signals`.
         support: what a verifier says of it, 0 to 1; None: not asked.
+        missing: what its expert says that it lacked, such as `data`, `code` or `check`.
         failed: why there is no answer at all.
     """
 
@@ -140,6 +142,7 @@ class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
     output_tokens: int = 0
     cost_usd: float | None = None
     seconds: float = 0.0
+    missing: tuple[str, ...] = ()
     failed: str = ""
 
 

@@ -365,9 +365,16 @@ class Ledger:
         argument = {"calls": list(claims), "kind": kind, "loss": loss, "holder": holder}
         return _groups(_REOPEN(self.client, self.keys.run(run_id), argument))
 
-    def wake(self, run_id: str, calls: Sequence[str], *, now_ms: int) -> list[Group]:
-        """Makes due calls ready and restarts the clock of calls whose message is lost; returns what to publish."""
-        return _groups(_WAKE(self.client, self.keys.run(run_id), {"calls": calls, "now_ms": now_ms}))
+    def wake(
+        self, run_id: str, calls: Sequence[str], *, now_ms: int, early: Sequence[str] = ()
+    ) -> list[Group]:
+        """Makes due calls ready and restarts the clock of calls whose message is lost; returns what to publish.
+
+        Args:
+            early: delayed calls that need not wait until they are due.
+        """
+        argument = {"calls": [*calls, *early], "now_ms": now_ms, "early": early}
+        return _groups(_WAKE(self.client, self.keys.run(run_id), argument))
 
     def route(self, run_id: str, routes: Sequence[Route]) -> dict[str, int]:
         """Says where ready calls go. Returns those that go at once and that nobody has claimed, to be published; of

@@ -115,6 +115,9 @@ class RecoveryHost(Protocol):
     def is_stranded(self, run_id: str, call: LiveCall) -> bool:
         """Whether nobody takes from the queue of a ready call, and it may go elsewhere."""
 
+    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
+        """Of the calls that are not due yet, by run, those for which there is room all the same."""
+
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """How long a call may run."""
 
@@ -221,10 +224,11 @@ class RunRecovery:
         found = self._ledger.live_calls_of(running)
         alive = {process.name for process in live_processes(self.client, self._ledger.keys)}
         heads: Heads = {}
-        return sum(
+        mended = sum(
             self._try(run_id, self._look, calls, now_ms, alive, heads, otherwise=0)
             for run_id, calls in zip(running, found, strict=True)
         )
+        return mended + self._wake_early(dict(zip(running, found, strict=True)), now_ms)
 
     def _oldest(
         self, run_id: str, calls: Sequence[LiveCall], now_ms: int, heads: Heads
@@ -269,6 +273,24 @@ class RunRecovery:
             stranded=self._stranded(run_id, calls, now_ms),
         )
         return self._mend(run_id, mend, now_ms)
+
+    def _wake_early(self, found: Mapping[str, Sequence[LiveCall]], now_ms: int) -> int:
+        """What waits for its turn where there is room: told of all runs together, since these share it."""
+        delayed = {
+            run_id: later
+            for run_id, calls in found.items()
+            if (later := [call for call in calls if call.state == "delayed" and call.at_ms > now_ms])
+        }
+        early = self._host.early(delayed) if delayed else {}
+        return sum(
+            self._try(run_id, self._wake, calls, now_ms, otherwise=0) for run_id, calls in early.items()
+        )
+
+    def _wake(self, run_id: str, calls: Sequence[str], now_ms: int) -> int:
+        groups = self._ledger.wake(run_id, [], now_ms=now_ms, early=calls)
+        if groups:
+            self._host.publish(run_id, groups)
+        return len(calls)
 
     def _timeouts(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> dict[str, float | None]:
         """Of the calls that were claimed so long ago that it matters."""

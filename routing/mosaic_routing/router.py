@@ -148,7 +148,7 @@ def _cached(ask: Ask, group: Group, memory: Memory) -> dict[str, float]:
 def _candidates(ask: Ask, group: Group, cached: dict[str, float]) -> Iterator[_Candidate]:
     """Those for which all holds that must; the loop over targets, so it is written out."""
     inputs, outputs, tokens = ask.input_tokens, ask.output_tokens, ask.input_tokens + ask.output_tokens
-    excluded, deadline_s, budget = ask.excluded, ask.deadline_s, ask.budget
+    excluded, deadline_s, budget = (*ask.excluded, *ask.full), ask.deadline_s, ask.budget
     for row in group.rows:
         known = cached.get(row.name, 0.0) if cached else 0.0
         unread = inputs - known
@@ -335,7 +335,10 @@ def _why_not(ask: Ask, group: Group, candidates: list[_Candidate]) -> Iterator[s
     told = [f"{closed.target.name}: {closed.reason}" for closed in group.closed[:_TOLD]]
     unfit = (row.target for row in group.rows if row.name not in fit)
     late = f"it would answer after the deadline in {ask.deadline_s:.2f} s"
-    told += [f"{one.name}: {_misfit(ask, one) or late}" for one in islice(unfit, _TOLD - len(told))]
+    told += [
+        f"{one.name}: {_misfit(ask, one) or _full(ask, one) or late}"
+        for one in islice(unfit, _TOLD - len(told))
+    ]
     yield from told
     if out > len(told):
         yield f"{out - len(told)} more targets were left out"
@@ -354,17 +357,23 @@ def _misfit(ask: Ask, target: Target) -> str:
     return ""
 
 
+def _full(ask: Ask, target: Target) -> str:
+    """Why a target is better left to the calls that it has; empty: it is not."""
+    return "it has as many calls as its limits let run soon" if target.name in ask.full else ""
+
+
 def _nowhere(ask: Ask, group: Group, *, retry_s: float) -> Decision:
     """No target now: when to look again, where that may help within the deadline; and why."""
     why = tuple(_why_not(ask, group, [])) or (f"no worker serves {_listed(ask.targets)}",)
     later = [closed for closed in group.closed if not _misfit(ask, closed.target)]
-    if group.names and not later:
+    opened = any(row.name in ask.full and not _misfit(ask, row.target) for row in group.rows)
+    if group.names and not later and not opened:
         return Decision(reasons=("no target can serve this call", *why))
     wait_s = min((closed.ready_in_s for closed in later), default=math.inf)
     wait_s = retry_s if wait_s == math.inf else wait_s
     if not wait_s <= ask.deadline_s:
         return Decision(reasons=(f"no target opens before the deadline in {ask.deadline_s:.2f} s", *why))
-    return Decision(wait_s=wait_s, reasons=(f"no target is open; the next look is in {wait_s:.2f} s", *why))
+    return Decision(wait_s=wait_s, reasons=("no target is open now", *why))
 
 
 def _listed(deployments: tuple[str, ...]) -> str:

@@ -152,9 +152,7 @@ def _closed(target: Target, *, stale_s: float) -> Closed | None:
     if target.is_open:
         return Closed(target, "its circuit breaker is open", target.ready_in_s or math.inf)
     if target.ready_in_s > 0.0:
-        return Closed(
-            target, f"its limits let nothing through for {target.ready_in_s:.1f} s", target.ready_in_s
-        )
+        return Closed(target, "its limits let nothing through now", target.ready_in_s)
     if target.slots < 1:
         return Closed(target, "it has no slot for a request")
     if not (target.decode_tokens_s > 0.0 and target.prefill_tokens_s > 0.0):

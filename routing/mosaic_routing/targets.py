@@ -73,6 +73,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         budget: US dollars that it may cost.
         latency_s: it shall be answered within so many seconds.
         excluded: targets that it was sent to already.
+        full: targets that have as many calls before them as their limits let run soon.
         near: machines that it wants to share.
     """
 
@@ -86,6 +87,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: float = math.inf
     latency_s: float = math.inf
     excluded: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
 
 

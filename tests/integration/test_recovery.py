@@ -62,6 +62,9 @@ class Host:
     def oldest_message(self, queue: str, priority: int) -> float | None:
         return None
 
+    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
+        return {}
+
     def is_stranded(self, run_id: str, call: LiveCall) -> bool:
         return False
 

@@ -120,9 +120,8 @@ def test_a_straggler_is_asked_elsewhere_too(
     )
     monkeypatch.setenv("MOSAIC_MODELS", str(pool))
     settings.cache_clear()
-    workers.start(
-        "mosaic_tasks.app", ["mosaic.api.one", "mosaic.api.other", "mosaic.cpu"], pool="async"
-    ).wait_ready()
+    queues = ["mosaic.api.one", "mosaic.api.other", "mosaic.cpu"]
+    workers.start("mosaic_tasks.app", queues, pool="async", concurrency=4).wait_ready()
     asks = Workflow.from_yaml(
         "name: asks\ninputs: {numbers: array}\nnodes:\n"
         "  answers: {for_each: '${inputs.numbers}', agent: {prompt: 'number {{ item }}.', model: 'pool:sage'}}\n"
@@ -132,6 +131,8 @@ def test_a_straggler_is_asked_elsewhere_too(
     assert run.result(60) == ["Soon."] * 59 + ["At last."]
     targets = {event.target for event in run.events() if event.kind == "routed" and event.calls == ("0.59",)}
     assert targets == {"api.one/sage"}
+    hedged = [(event.calls, event.target) for event in run.events() if event.kind == "hedged"]
+    assert hedged == [(("0.59.~",), "api.other/sage")]
 
 
 def test_a_reader_of_a_stream_is_placed_like_any_call(models: Path, workers: Workers) -> None:

@@ -22,7 +22,7 @@ from mosaic_routing.guards import Query
 from mosaic_routing.targets import Decision
 from mosaic_tasks import Run, Workflow, get_run, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.asking import Asking
+from mosaic_tasks.execution.asking import Asking, Heard
 from mosaic_tasks.execution.bootsteps import Recovering, run_recovery
 from mosaic_tasks.execution.direct import delete_deserted
 from mosaic_tasks.execution.dispatching import Dispatcher
@@ -300,7 +300,7 @@ def broken_off(process: Process, monkeypatch: pytest.MonkeyPatch, error: BaseExc
     agent = process.plan_of(run.id).plan.nodes[0].agent
     assert agent is not None
     with pytest.raises(type(error)):
-        asyncio.run(asking._ask_sent(work, agent, {}, sent, {}))
+        asyncio.run(asking._ask_sent(work, agent, {}, sent, Heard(None), {}))
     (account,) = process.guards.read(Query(accounts=((f"run:{run.id}", "total"),))).accounts
     return account
 
@@ -401,15 +401,13 @@ def test_the_queue_of_a_worker_that_has_just_come_is_not_deleted(
     redis_client.delete(new)
 
 
-def test_a_straggler_goes_on_where_nobody_can_say_whom_else_to_ask(process: Process) -> None:
-    def elsewhere(*_: Any) -> None:
+def test_a_straggler_goes_on_where_nobody_can_say_where_else_to_ask(process: Process) -> None:
+    def hedge(*_: Any) -> None:
         raise ServerUnavailable("away")
 
     run = submit(FAN_OUT, {"numbers": []})
-    places: Any = SimpleNamespace(elsewhere=elsewhere)
+    places: Any = SimpleNamespace(hedge=hedge)
     process.places = places
     asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
-    work: Any = SimpleNamespace(claim=SimpleNamespace(call="0.0"))
-    agent: Any = None
-    second = asking._second(work, agent, {}, Sent(Decision()), {}, elapsed_s=60.0)
-    assert asyncio.run(second) is None
+    work: Any = SimpleNamespace(claim=SimpleNamespace(call="0.0"), holder="me")
+    assert not asking._hedge(work, Sent(Decision()), Heard(None), elapsed_s=60.0)

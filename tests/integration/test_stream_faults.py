@@ -19,6 +19,7 @@ from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks import submit
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.execution import publishing
 from mosaic_tasks.execution.outlets import FLUSH_ITEMS
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import process_for
@@ -127,6 +128,32 @@ def test_a_reader_is_woken_by_the_flush_itself(monkeypatch: pytest.MonkeyPatch, 
 
 def refuse(*_arguments: Any, **_options: Any) -> None:
     raise AssertionError("published apart")
+
+
+class Told:
+    """A publisher that notes when it is to flush."""
+
+    times: ClassVar[list[float]] = []
+
+    def due(self, _publication: Publication, *, at: float) -> None:
+        self.times.append(at)
+
+
+def test_the_publisher_is_told_once_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with each token; and again where it has become so much that it does not wait."""
+    monkeypatch.setattr(publishing, "publisher", Told)
+    monkeypatch.setattr(Told, "times", [])
+    producer = Producer()
+    publication = producer.publication(producer.claim())
+    for items in ([0], [1], [2]):
+        publication.items(items)
+    assert len(Told.times) == 1
+    publication.flush()
+    publication.items([3])
+    publication.items(list(range(FLUSH_ITEMS)))
+    publication.items([4])
+    assert len(Told.times) == 3
+    assert Told.times[2] == 0.0
 
 
 @keeps_publisher

@@ -1,81 +1,79 @@
-"""A second question where the first answer does not come."""
+"""What is done while an answer does not come."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mosaic_tasks.execution.hedged import first_answer
+from mosaic_tasks.execution.hedged import watched
 from tests.unit import virtual_clock
 
-ended: list[str] = []
 
-
-async def answers(name: str, after_s: float, error: Exception | None = None) -> str:
-    try:
-        await asyncio.sleep(after_s)
-    except asyncio.CancelledError:
-        ended.append(f"{name} cancelled")
-        raise
+async def answers(after_s: float, error: Exception | None = None) -> str:
+    await asyncio.sleep(after_s)
     if error is not None:
         raise error
-    return name
+    return "answer"
 
 
-def second(
-    after_s: float, *, worth_from_s: float = 0.0, error: Exception | None = None
-) -> Callable[[float], Any]:
-    async def ask(elapsed_s: float) -> Coroutine[Any, Any, str] | None:
-        return answers("second", after_s, error) if elapsed_s >= worth_from_s else None
+def looking(at: list[float], *, enough_at: int) -> Callable[[float], Awaitable[bool]]:
+    """Notes when it was called; so often is enough."""
 
-    return ask
+    async def look(elapsed_s: float) -> bool:
+        at.append(elapsed_s)
+        return len(at) == enough_at
+
+    return look
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "expected", "cancelled"),
+    ("takes_s", "enough_at", "looks"),
     [
-        (answers, second(1.0), "first", []),
-        (lambda name, _s: answers(name, 10.0), second(1.0), "second", ["first cancelled"]),
-        (lambda name, _s: answers(name, 4.0), second(9.0), "first", ["second cancelled"]),
-        (lambda name, _s: answers(name, 10.0), second(1.0, worth_from_s=6.0), "second", ["first cancelled"]),
-        (lambda name, _s: answers(name, 10.0), second(1.0, error=ValueError()), "first", []),
-        (lambda name, _s: answers(name, 4.0, ValueError()), second(9.0), "second", []),
+        (2.0, 1, []),
+        (10.0, 1, [3.0]),
+        (10.0, 3, [3.0, 5.0, 7.0]),
+        (6.0, 9, [3.0, 5.0]),
     ],
 )
-def test_the_first_answer_counts(
-    first: Callable[[str, float], Any], other: Any, expected: str, cancelled: list[str]
-) -> None:
-    ended.clear()
-    assert virtual_clock.run(first_answer(first("first", 1.0), other, after_s=3.0)) == expected
-    assert ended == cancelled
-
-
-def test_an_error_counts_where_nobody_else_is_asked() -> None:
-    with pytest.raises(ValueError, match="why"):
-        virtual_clock.run(first_answer(answers("first", 1.0, ValueError("why")), second(1.0), after_s=3.0))
-
-
-def ponders(for_s: float, then: float | None) -> Callable[[float], Any]:
-    """Whom else to ask is found out in so many seconds: one who answers after `then`, or nobody."""
-
-    async def ask(_elapsed_s: float) -> Coroutine[Any, Any, str] | None:
-        await asyncio.sleep(for_s)
-        return None if then is None else answers("second", then)
-
-    return ask
-
-
-@pytest.mark.parametrize("then", [600.0, None])
-def test_an_answer_that_comes_while_it_is_found_out_whom_else_to_ask_counts_at_once(
-    then: float | None,
+def test_it_is_looked_again_and_again_until_that_is_enough_or_the_answer_is_there(
+    takes_s: float, enough_at: int, looks: list[float]
 ) -> None:
     async def asked() -> tuple[str, float]:
-        answer = await first_answer(answers("first", 4.0), ponders(2.0, then), after_s=3.0)
+        look = looking(at, enough_at=enough_at)
+        answer = await watched(answers(takes_s), look, after_s=3.0, look_s=2.0)
         return answer, asyncio.get_running_loop().time()
 
-    ended.clear()
-    assert virtual_clock.run(asked()) == ("first", 5.0)
-    assert ended == []
+    at: list[float] = []
+    assert virtual_clock.run(asked()) == ("answer", takes_s)
+    assert at == looks
+
+
+def test_an_error_is_that_of_the_answer() -> None:
+    with pytest.raises(ValueError, match="why"):
+        virtual_clock.run(watched(answers(4.0, ValueError("why")), looking([], enough_at=9), after_s=3.0))
+
+
+def test_an_answer_that_comes_during_a_look_does_not_wait_for_it() -> None:
+    async def ponders(_elapsed_s: float) -> bool:
+        await asyncio.sleep(600.0)
+        return True
+
+    async def asked() -> float:
+        await watched(answers(4.0), ponders, after_s=3.0)
+        return asyncio.get_running_loop().time()
+
+    assert virtual_clock.run(asked()) == 4.0
+
+
+def test_what_is_cancelled_is_not_looked_at_any_more() -> None:
+    async def asked() -> list[float]:
+        task = asyncio.create_task(watched(answers(600.0), looking(at, enough_at=9), after_s=3.0, look_s=2.0))
+        await asyncio.sleep(4.0)
+        task.cancel()
+        await asyncio.sleep(60.0)
+        return at
+
+    at: list[float] = []
+    assert virtual_clock.run(asked()) == [3.0]

@@ -170,9 +170,11 @@ def test_formulas_are_compared_as_written(one: str, other: str) -> None:
         ("5", "5\\pi"),
         ("3 + 4i", "3"),
         ("3, 4", "3"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}"),
         ("10:30", "10:45"),
         ("2024-05-01", "2024-06-01"),
         ("10-15", "10-20"),
+        ("10-15", "-5"),
         ("0.75", "75%"),
         ("1.234", "1,234"),
         ("18", "180"),
@@ -289,6 +291,7 @@ def test_json_that_differs_or_is_none() -> None:
     assert key('{"a": {"b": 3}, "c": 4}', "json", field="a.b") == "3"
     assert key('{"a": {"b": 3}, broken', "json", field="a.b") == "3"
     assert key('{"a": 1}', "json", field="b") is None
+    assert key('First {"a": 1}, no: {"a": 2}. See [3].', "json", field="a") == "2"
     assert key(json.loads("[" * 150 + "]" * 150), "json") is None
 
 
@@ -342,6 +345,11 @@ def test_texts_are_the_same_but_for_case_and_space() -> None:
     assert len(long.key) < 200
     assert long.shown == ("It rains. " * 1000).strip()
     assert long.key != key("It rains. " * 999 + "It snows.", "text")
+
+
+def test_latex_in_json_need_not_be_escaped() -> None:
+    assert key(r'{"answer": "\(x\) is \"a\""}', "text", field="answer") == r'\(x\) is "a"'
+    assert key(r'{"answer": "\boxed{\frac{1}{2}}"}') == key(r'{"answer": "\\frac{1}{2}"}') == "1/2"
 
 
 HOSTILE = [

@@ -102,8 +102,17 @@ def test_lines_may_lack_features_and_be_right_in_part() -> None:
 
 def test_separable_history_is_learned_without_going_to_extremes() -> None:
     learnt = learn([Outcome({"x": float(n)}, right=n >= 20) for n in range(40)], method="logistic")
-    assert 0.0 < learnt({"x": 0.0}) < 0.2
-    assert 0.8 < learnt({"x": 39.0}) < 1.0
+    assert 0.001 < learnt({"x": 0.0}) < 0.2
+    assert 0.8 < learnt({"x": 39.0}) < 0.999
+
+
+def test_isotonic_gives_equal_values_their_share() -> None:
+    history = [Outcome({"x": 0.3 + 0.4 * (n % 2)}, right=n % 8 < 3) for n in range(40)]
+    learnt = learn(history, method="isotonic")
+    assert learnt({"x": 0.3}) == learnt({"x": 0.7}) == pytest.approx(0.375)
+    rising = [Outcome({"x": 0.3 + 0.4 * (n % 2)}, right=n % 8 in (1, 3, 5, 6)) for n in range(40)]
+    assert learn(rising, method="isotonic")({"x": 0.3}) == pytest.approx(0.25)
+    assert learn(rising, method="isotonic")({"x": 0.7}) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def mosaic(*arguments: str) -> Any:
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
     path = tmp_path / "history.jsonl"
-    lines = [{"features": o.features, "right": o.right, "run": "r"} for o in overconfident(200)]
+    lines = [{"features": o.features, "right": o.right, "question": "why?"} for o in overconfident(200)]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n", "utf-8")
     return path
 
@@ -198,6 +207,19 @@ def test_the_command_writes_the_calibration_and_tells_the_curve(history: Path, t
     assert f"ECE {learnt.curve.ece:.3f}" in done.stdout
     assert done.stdout.count("%") >= 2 * len(learnt.curve.bins)
     assert svg.read_text("utf-8").startswith("<svg")
+
+
+def test_what_was_scored_again_counts_once_as_it_was_scored_last(history: Path, tmp_path: Path) -> None:
+    again = [
+        {"features": {"probability": 0.7}, "right": right, "run": "r", "node": "n"} for right in (0.0, 1.0)
+    ]
+    other = {"features": {"probability": 0.7}, "right": 1.0, "run": "r", "node": "m"}
+    with history.open("a", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(line) + "\n" for line in (*again, other))
+    before = mosaic(str(history), "--out", str(tmp_path / "c.json"), "--json")
+    learnt = json.loads(before.stdout)
+    rights = sum(outcome.share for outcome in overconfident(200)) + 2
+    assert (learnt["lines"], learnt["base"]) == (202, pytest.approx(rights / 202))
 
 
 def test_the_command_prints_json(history: Path, tmp_path: Path) -> None:

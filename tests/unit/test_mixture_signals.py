@@ -14,7 +14,7 @@ from mosaic_tasks.mixtures.signals import AnswerReader, completed, signals
 from mosaic_tasks.mixtures.values import AnswerForm, Form
 
 NUMBER = AnswerForm(form="number")
-LARGE = 100_000
+LARGE = 200_000
 
 
 def first_told(text: str, form: AnswerForm = NUMBER, **options: Any) -> tuple[str, str] | None:
@@ -40,12 +40,13 @@ def first_told(text: str, form: AnswerForm = NUMBER, **options: Any) -> tuple[st
         ('So `"answer": "18"` it is', "18", 'So `"answer": "18"`'),
         ("We add.\nThe answer is 18.\nMore", "18", "We add.\nThe answer is 18.\n"),
         ("#### 18\n", "18", "#### 18\n"),
+        ('{"answer":' + " " * 100 + '"18"' + " " * 100 + "}", "18", None),
         ("So \\boxed{\\frac{1}{2}}.\n", "1/2", "So \\boxed{\\frac{1}{2}}.\n"),
         ('{"answer": "9 * 2"}', "18", '{"answer": "9 * 2"}'),
     ],
 )
-def test_an_answer_is_told_once_nothing_can_change_it(text: str, key: str, read: str) -> None:
-    assert first_told(text) == (key, read)
+def test_an_answer_is_told_once_nothing_can_change_it(text: str, key: str, read: str | None) -> None:
+    assert first_told(text) == (key, read or text)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +200,10 @@ def test_what_is_told_early_is_what_the_whole_says(written: str, fenced: bool) -
     ids=lambda text: text[:14].strip().encode("unicode_escape").decode(),
 )
 def test_hostile_streams_are_read_in_linear_time(text: str) -> None:
-    """Each piece is a few characters; reading all of it again for each would take minutes."""
-    for form in (NUMBER, AnswerForm(form="json", field="answer")):
-        reader = AnswerReader(form)
-        for start in range(0, len(text), 4):
-            reader.feed(text[start : start + 4])
+    """Each piece is one character; reading all of it again for each would take a minute."""
+    reader = AnswerReader(NUMBER)
+    for character in text:
+        reader.feed(character)
 
 
 def test_signals_in_figures() -> None:

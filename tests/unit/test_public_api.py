@@ -14,6 +14,7 @@ PUBLIC = [
     "InputError",
     "MosaicError",
     "NoWorker",
+    "Record",
     "Run",
     "RunCancelled",
     "RunFailed",

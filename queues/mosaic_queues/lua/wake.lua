@@ -1,13 +1,14 @@
 -- Puts calls that wait for a retry, or whose message was lost, back at the head of the outbox's clock. Shadows are dropped.
--- arg: calls {ids}, now_ms
+-- arg: calls {ids}, now_ms, early {ids}   early: of calls, delayed ones that are woken before their time
 -- Returns msgpack {{queue, {ids}}} of the calls to publish.
 local queues, order, writes, shadows = {}, {}, {}, {}
-local found = states(arg.calls)
+local found, is_early = states(arg.calls), {}
+for _, id in ipairs(arg.early) do is_early[id] = true end
 for i, id in ipairs(arg.calls) do
   local call = found[i]
   if call and is_shadow(id) and call[STATE] ~= CLAIMED then
     shadows[#shadows + 1] = id
-  elseif call and call[STATE] ~= CLAIMED and call[AT] <= arg.now_ms then
+  elseif call and call[STATE] ~= CLAIMED and (call[AT] <= arg.now_ms or (call[STATE] == DELAYED and is_early[id])) then
     call[STATE], call[AT] = READY, arg.now_ms
     writes[#writes + 1] = id
     writes[#writes + 1] = cmsgpack.pack(call)

@@ -1,0 +1,60 @@
+"""Loaded into a worker (`celery -I`): its engines answer once a gate is open, any call is a straggler soon, and it may
+be killed at a step of hedging."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mosaic_queues.ledger import Ledger
+from mosaic_tasks.engines.replay import ReplayEngine
+from mosaic_tasks.execution import dispatching
+from mosaic_tasks.execution.process import Process
+from tests.integration.stream_tools import _server, tell
+
+SOON_S = 0.05
+
+dispatching.Hedges = partial(dispatching.Hedges, calls=1_000.0)  # type: ignore[misc, assignment]
+dispatching.hedge_after_s = lambda *_args, **_options: SOON_S
+_stream = ReplayEngine.stream
+
+
+async def _gated(self: ReplayEngine, request: Any) -> Any:
+    name = Path(request.model).stem
+    tell(f"asked {name}", 1)
+    try:
+        with _server() as server:
+            async for event in _stream(self, request):
+                yield event
+                while not server.exists(f"test:open:{name}"):
+                    await asyncio.sleep(0.01)
+    finally:
+        tell(f"left {name}", 1)
+
+
+ReplayEngine.stream = _gated  # type: ignore[method-assign]
+
+
+def _dies_in(owner: type, name: str, *, after: bool) -> None:
+    """Has the process killed by its call of a method, before or after that does what it does."""
+    method = getattr(owner, name)
+
+    def dying(self: Any, *args: Any, **options: Any) -> Any:
+        if after:
+            method(self, *args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, dying)
+
+
+match os.environ.get("DIES"):
+    case "before the message":
+        _dies_in(Process, "publish_placed", after=False)
+    case "before it takes over":
+        _dies_in(Ledger, "overtake", after=False)
+    case "after it took over":
+        _dies_in(Ledger, "overtake", after=True)

@@ -1,0 +1,156 @@
+"""Flushes that share their trips, and when publications are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from mosaic_queues.deliveries import Delivery
+from mosaic_queues.errors import ClaimLost
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.transitions import Claim, Group
+from mosaic_tasks.execution.flushing import Flushing, Steps, flush_together
+from mosaic_tasks.execution.outlets import COALESCE_S
+from mosaic_tasks.execution.publisher import Timetable
+
+
+def delivery(run_id: str) -> Delivery:
+    return Delivery(run_id, Claim("0", 1, 0, 0), "me", [])
+
+
+class Noting:
+    """A ledger that notes which runs each trip told of, and answers what it was told to.
+
+    Attributes:
+        answers: by run; default: nothing to publish.
+    """
+
+    def __init__(self, **answers: list[Group] | Exception) -> None:
+        self.trips: list[list[str]] = []
+        self.answers = answers
+
+    def publish(self, deliveries: Sequence[Delivery]) -> list[list[Group] | Exception]:
+        runs = [each.run_id for each in deliveries]
+        self.trips.append(runs)
+        return [self.answers.get(run, []) for run in runs]
+
+
+class Away:
+    """A ledger whose server does not answer."""
+
+    def publish(self, _deliveries: Sequence[Delivery]) -> Any:
+        raise RedisConnectionError("away")
+
+
+class Said:
+    """What came of the flush of a run with so many batches."""
+
+    def __init__(self, ledger: Any, run_id: str, *, batches: int = 1) -> None:
+        self.ready: list[Sequence[Group]] = []
+        self.is_closed = False
+        self.flushing = Flushing(cast("Ledger", ledger), self._steps(run_id, batches))
+
+    def _steps(self, run_id: str, batches: int) -> Steps:
+        try:
+            for _ in range(batches):
+                self.ready.append((yield delivery(run_id)))
+        finally:
+            self.is_closed = True
+
+    @property
+    def error(self) -> Exception | None:
+        return self.flushing.error
+
+
+def flush(*said: Said) -> None:
+    flush_together([each.flushing for each in said])
+
+
+def test_several_share_a_trip_as_long_as_they_have_something() -> None:
+    ledger = Noting(a=[("q", ["1"])])
+    first, second, nothing = Said(ledger, "a"), Said(ledger, "b", batches=2), Said(ledger, "c", batches=0)
+    flush(first, second, nothing)
+    assert ledger.trips == [["a", "b"], ["b"]]
+    assert (first.ready, second.ready, nothing.ready) == ([[("q", ["1"])]], [[], []], [])
+    assert [each.error for each in (first, second, nothing)] == [None] * 3
+
+
+def test_what_goes_wrong_with_one_is_its_own() -> None:
+    lost = ClaimLost("lost")
+    ledger = Noting(b=lost)
+    said = [Said(ledger, run, batches=2) for run in "abc"]
+    flush(*said)
+    assert ledger.trips == [["a", "b", "c"], ["a", "c"]]
+    assert [each.error for each in said] == [None, lost, None]
+
+
+def test_a_server_that_does_not_answer_keeps_no_other_from_it() -> None:
+    ledger = Noting()
+    there, away, away_too = Said(ledger, "a"), Said(server := Away(), "b"), Said(server, "c")
+    flush(there, away, away_too)
+    assert there.ready == [[]]
+    assert [type(each.error) for each in (away, away_too)] == [RedisConnectionError] * 2
+
+
+class Interrupting(Noting):
+    """The thread is interrupted while the server is asked."""
+
+    def publish(self, deliveries: Sequence[Delivery]) -> list[list[Group] | Exception]:
+        raise KeyboardInterrupt
+
+
+def test_who_is_interrupted_holds_nothing_afterwards() -> None:
+    ledger = Interrupting()
+    said = [Said(ledger, run) for run in "ab"]
+    with pytest.raises(KeyboardInterrupt):
+        flush(*said)
+    assert [each.is_closed for each in said] == [True, True]
+
+
+# -- when they are due -------------------------------------------------------------------------------------------------
+
+
+class Publication:
+    def flushing(self, *, all_: bool) -> Flushing:
+        raise NotImplementedError
+
+    def next_due(self) -> float:
+        raise NotImplementedError
+
+
+BEGAN = 100.0
+BEAT_S = COALESCE_S
+
+
+@pytest.fixture
+def table() -> Timetable:
+    return Timetable(BEGAN)
+
+
+def test_who_waits_goes_with_the_beat_before_its_time(table: Timetable) -> None:
+    """So nobody waits for longer than without the others."""
+    early, late = Publication(), Publication()
+    for publication, beats in ((early, 5.1), (late, 5.9)):
+        table.enter(publication, BEGAN + beats * BEAT_S)
+    assert table.next_at == pytest.approx(BEGAN + 5 * BEAT_S)
+    assert table.take(BEGAN + 4.9 * BEAT_S) == []
+    assert table.take(BEGAN + 5.05 * BEAT_S) == [early, late]
+    assert table.take(BEGAN + 6 * BEAT_S) == []
+
+
+def test_what_is_due_at_once_waits_for_no_beat(table: Timetable) -> None:
+    waiting, due = Publication(), Publication()
+    table.enter(waiting, BEGAN + 2.5 * BEAT_S)
+    table.enter(due, 0.0)
+    assert table.take(BEGAN + 1.5 * BEAT_S) == [due]
+
+
+def test_who_is_entered_again_is_due_at_the_earlier_time(table: Timetable) -> None:
+    publication = Publication()
+    times = [table.enter(publication, at) for at in (BEGAN + 3.5 * BEAT_S, 0.0, BEGAN + 2.5 * BEAT_S)]
+    assert times[0] == pytest.approx(BEGAN + 3 * BEAT_S)
+    assert times[2] == times[1] <= 0.0
+    assert table.take(BEGAN) == [publication]
