@@ -81,18 +81,20 @@ class Sizes:
     Attributes:
         splits: beside the first one, for the means and the worst; each is turned around too.
         sets: of five experts; None: all there are.
+        set_splits: in which they are looked at.
         rounds: of the bootstrap.
         made: questions, where there are no recordings.
     """
 
     splits: int
     sets: int | None
+    set_splits: int
     rounds: int
     made: int = 120
 
 
-FULL_SIZES = Sizes(splits=5, sets=None, rounds=1_000)
-QUICK_SIZES = Sizes(splits=1, sets=6, rounds=100)
+FULL_SIZES = Sizes(splits=5, sets=None, set_splits=3, rounds=1_000)
+QUICK_SIZES = Sizes(splits=1, sets=6, set_splits=1, rounds=100)
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,7 @@ class Scenario:
         """What each strategy comes to on the questions that are held out."""
         ranked = by_skill(self.experts, parts.learn)
         baselines = Baselines(ranked, self.aggregator, recordings.form).all(ranked[0])
-        final = Adaptive(**{**vars(mixture), "is_final": True})
-        strategies = [*baselines, final.strategy, mixture.strategy]
+        strategies = [*baselines, mixture.with_one_threshold.strategy, mixture.strategy]
         return {strategy.name: Fleet(strategy).play(parts.held_out) for strategy in strategies}
 
 
@@ -182,7 +183,7 @@ def measure(report: Report, recordings: Recordings, sizes: Sizes) -> None:
     ]
     report.figures.update({name: estimate.value for name, estimate in told["compared"].items()})
     report.figures.update(crossed(first, recordings, sizes.splits))
-    report.figures.update(worst_sets(mixture, recordings, parts, sizes.sets))
+    report.figures.update(worst_sets(mixture, recordings, sizes))
     report.figures.update(gate_us())
 
 
@@ -221,28 +222,41 @@ def crossed(scenario: Scenario, recordings: Recordings, splits: int) -> dict[str
     return figures
 
 
-def worst_sets(
-    mixture: Adaptive, recordings: Recordings, parts: Parts, count: int | None
-) -> dict[str, float | None]:
+def worst_sets(mixture: Adaptive, recordings: Recordings, sizes: Sizes) -> dict[str, float | None]:
     """Of all sets of five experts, that in which the adaptive mixture is worst beside the best single one of them.
 
     The best is the one that did best on the part that is learned on. `_crossed`: both parts are held out in turn, so
     that each set is judged by all questions. `_alone`: nobody aggregates.
     """
     sets = list(itertools.combinations(recordings.models, min(OF, len(recordings.models) - 1)))
-    sets = sets if count is None else random.Random(SEED).sample(sets, min(count, len(sets)))
-    here, there = (deltas(mixture, recordings, turn, sets) for turn in (parts, parts.turned))
-    alone, alone_there = (
-        deltas(mixture, recordings, turn, sets, alone=True) for turn in (parts, parts.turned)
-    )
-    whole = len(recordings.questions) / 100
+    if sizes.sets is not None:
+        sets = random.Random(SEED).sample(sets, min(sizes.sets, len(sets)))
+    split_by = [Parts.of(recordings.questions, SEED + number) for number in range(sizes.set_splits)]
+    found = [_both_ways(mixture, recordings, parts, sets) for parts in split_by]
+    crossed = [min(map(sum, zip(*both, strict=True))) for both in found]
+    alone = _both_ways(mixture, recordings, split_by[0], sets, alone=True)
+    here, point, whole = found[0][0], len(split_by[0].held_out) / 100, len(recordings.questions) / 100
     return {
-        "worst_set_delta_points": min(here) / len(parts.held_out) * 100,
-        "worst_set_delta_points_crossed": min(map(sum, zip(here, there, strict=True))) / whole,
-        "worst_set_delta_points_alone": min(alone) / len(parts.held_out) * 100,
-        "worst_set_delta_points_alone_crossed": min(map(sum, zip(alone, alone_there, strict=True))) / whole,
-        "sets_worse_by_half_a_point": sum(one < -0.5 * len(parts.held_out) / 100 for one in here) / len(here),
+        "worst_set_delta_points": min(here) / point,
+        "mean_set_delta_points": statistics.fmean(here) / point,
+        "sets_worse_by_half_a_point": statistics.fmean(one < -0.5 * point for one in here),
+        "worst_set_delta_points_crossed_mean": statistics.fmean(crossed) / whole,
+        "worst_set_delta_points_crossed_worst": min(crossed) / whole,
+        "worst_set_delta_points_alone": min(alone[0]) / point,
+        "worst_set_delta_points_alone_crossed": min(map(sum, zip(*alone, strict=True))) / whole,
     }
+
+
+def _both_ways(
+    mixture: Adaptive,
+    recordings: Recordings,
+    parts: Parts,
+    sets: Sequence[Sequence[str]],
+    *,
+    alone: bool = False,
+) -> tuple[list[float], list[float]]:
+    here, there = (deltas(mixture, recordings, turn, sets, alone=alone) for turn in (parts, parts.turned))
+    return here, there
 
 
 def deltas(

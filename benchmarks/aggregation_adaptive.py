@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aggregation_fleet import INSTRUCTION_TOKENS, Ask, Came, Fleet, Flow, Strategy
@@ -30,10 +29,11 @@ the share of hard questions differs by chance."""
 
 @dataclass(frozen=True)
 class Setting:
-    """What is learned beside the profiles.
+    """What is learned beside the profiles, but for `confidence`.
 
     Attributes:
-        confidence: the probability of the leader from which on no more experts are asked.
+        confidence: the probability of the leader from which on no more experts are asked. Lower ones believe
+            a good expert alone.
         enough: the one from which on the aggregator is not asked, once no expert is left.
         most: so many experts are asked at most.
     """
@@ -49,8 +49,7 @@ class Setting:
 
 
 Viewer = Callable[[Sequence[Heard]], View]
-CONFIDENCES = (0.9, 0.95)
-ENOUGH = tuple(percent / 100 for percent in range(50, 95, 5))
+ENOUGH = tuple(percent / 100 for percent in range(50, 96, 5))
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,12 @@ class Adaptive:
     is_final: bool = False
 
     @property
+    def with_one_threshold(self) -> Adaptive:
+        """The same one where an answer that the gate does not let pass is the aggregator's, who has the last word."""
+        setting = replace(self.setting, enough=self.setting.confidence)
+        return replace(self, setting=setting, is_final=True)
+
+    @property
     def order(self) -> tuple[str, ...]:
         """In which experts are asked."""
         profiles = [self.profiles[name] for name in self.experts]
@@ -85,7 +90,7 @@ class Adaptive:
         def start(question: Question) -> Flow:
             return self._flow(order, families)
 
-        return Strategy("adaptive, aggregator decides" if self.is_final else "adaptive", start, streams=True)
+        return Strategy("adaptive, one threshold" if self.is_final else "adaptive", start, streams=True)
 
     def _flow(self, order: Sequence[str], families: Mapping[str, str]) -> Flow:
         heard: list[Heard] = []
@@ -182,10 +187,9 @@ def learned(
     return min(kept, key=lambda one: (one.excess, -one.right, one.tokens_share)).mixture
 
 
-def _settings(experts: int) -> Iterator[list[Setting]]:
+def _settings(experts: int) -> list[list[Setting]]:
     """Those that differ in `enough` alone, together."""
-    for confidence, most in itertools.product(CONFIDENCES, (experts - 1, experts)):
-        yield [Setting(confidence, enough, most) for enough in ENOUGH if enough < confidence]
+    return [[Setting(enough=enough, most=most) for enough in ENOUGH] for most in (experts - 1, experts)]
 
 
 def tried(mixture: Adaptive, questions: Sequence[Question]) -> Tried:

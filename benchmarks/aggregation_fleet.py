@@ -42,11 +42,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """An answer that came: of which model, what it said, when, since the question began."""
+    """An answer that came: of which model, what it said, and how long after it was asked."""
 
     model: str
     said: Said
-    at_s: float
     seconds: float
 
 
@@ -88,7 +87,7 @@ class _Call:
     input_tokens: float
     aggregates: bool
     rates: Rates
-    came_s: float
+    asked_s: float
     started_s: float = -1.0
     over: bool = False
 
@@ -126,6 +125,7 @@ class Fleet:
     in_flight: int = IN_FLIGHT
     _now_s: float = 0.0
     _free: int = 0
+    _left: deque[tuple[Question, Outcome]] = field(default_factory=deque)
     _waiting: deque[_Call] = field(default_factory=deque)
     _ends: list[tuple[float, int, _Call]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -133,8 +133,8 @@ class Fleet:
     def play(self, questions: Sequence[Question]) -> list[Outcome]:
         """The outcome of each question, in their order."""
         self._free = self.gpus * self.slots
-        outcomes, left = [Outcome() for _ in questions], iter(range(len(questions)))
-        self._left = ((questions[number], outcomes[number]) for number in left)
+        outcomes = [Outcome() for _ in questions]
+        self._left = deque(zip(questions, outcomes, strict=True))
         for _ in range(self.in_flight):
             self._next_question()
         while self._ends:
@@ -144,9 +144,9 @@ class Fleet:
         return outcomes
 
     def _next_question(self) -> None:
-        if (following := next(self._left, None)) is None:
+        if not self._left:
             return
-        question, outcome = following
+        question, outcome = self._left.popleft()
         asked = _Asked(question, self.strategy.start(question), self._now_s, outcome)
         self._advance(asked, None)
 
@@ -169,7 +169,7 @@ class Fleet:
             input_tokens=len(asked.question.question) / CHARS + INSTRUCTION_TOKENS + ask.quoted_tokens,
             aggregates=ask.aggregates,
             rates=rates(model),
-            came_s=self._now_s,
+            asked_s=self._now_s,
         )
         asked.open.append(call)
         self._waiting.append(call)
@@ -189,9 +189,9 @@ class Fleet:
         asked = call.asked
         asked.open.remove(call)
         self._settle(call)
+        # What waits starts after the strategy has decided, which may not need it any more.
+        self._advance(asked, Came(call.model, call.said, self._now_s - call.asked_s))
         self._start_waiting()
-        since_s = self._now_s - asked.began_s
-        self._advance(asked, Came(call.model, call.said, since_s, self._now_s - call.came_s))
 
     def _settle(self, call: _Call) -> None:
         """Counts what a call that ended, or was cut, has used, and frees its place."""

@@ -178,7 +178,7 @@ class Recovering:
     def timeout_s(self, run_id: str, call: str) -> float | None:
         """The timeout of a node's calls; what only collects them or reads along has none."""
         named = CallId(call)
-        is_timed = named.item is not None or "." not in call
+        is_timed = named.item is not None or "." not in named.own
         return self._process.plan_of(run_id).plan.nodes[named.node].timeout_s if is_timed else None
 
     def node_of(self, run_id: str, call: str) -> str:

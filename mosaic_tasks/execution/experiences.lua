@@ -28,24 +28,24 @@ local before = readable(redis.call('GET', NOTED))
 if before and (before.begun > arg.begun or (before.begun == arg.begun and not arg.scored)) then return 'known' end
 if not before and arg.begun + arg.keep_noted <= now then return 'late' end
 
+local function sum(one, other) return math.max((tonumber(one) or 0) + other, 0) end
+
+local SUMS = {'right', 'wrong', 'weak_right', 'weak_wrong'}
 local changed = {}
 local function of(expert)
   if not changed[expert] then
     local known = readable(redis.call('HGET', OF, expert)) or {}
+    for _, name in ipairs(SUMS) do known[name] = sum(known[name], 0) end
     if type(known.together) ~= 'table' then known.together = {} end
     changed[expert] = known
   end
   return changed[expert]
 end
 
-local function sum(one, other) return math.max((tonumber(one) or 0) + other, 0) end
-
 local function add(judged, sign)
   for expert, more in pairs(judged) do
     local known = of(expert)
-    for _, name in ipairs({'right', 'wrong', 'weak_right', 'weak_wrong'}) do
-      known[name] = sum(known[name], sign * (more[name] or 0))
-    end
+    for _, name in ipairs(SUMS) do known[name] = sum(known[name], sign * (more[name] or 0)) end
     for other, pair in pairs(more.together or {}) do
       local old = known.together[other]
       local both, of_all = unpack(type(old) == 'table' and old or {0, 0})
@@ -81,8 +81,8 @@ local function put(expert, known)
   redis.call('HSET', OF, expert, cmsgpack.pack(known))
 end
 for expert, known in pairs(changed) do
-  bound(known, 'right', 'wrong', (known.right or 0) + (known.wrong or 0), arg.most)
-  bound(known, 'weak_right', 'weak_wrong', (known.weak_right or 0) + (known.weak_wrong or 0), arg.most_weak)
+  bound(known, 'right', 'wrong', known.right + known.wrong, arg.most)
+  bound(known, 'weak_right', 'weak_wrong', known.weak_right + known.weak_wrong, arg.most_weak)
   for other, pair in pairs(known.together) do
     bound(pair, 1, 2, pair[2], arg.most)
     if pair[2] < 1e-9 then known.together[other] = nil end

@@ -11,12 +11,14 @@ process that died comes back to it, and a score takes back what was noted before
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from importlib import resources
 from typing import Literal, NamedTuple, cast
 
 import msgspec
 import structlog
 from redis import Redis
+from redis.commands.core import Script
 
 from mosaic_queues.keys import Keys
 from mosaic_tasks.mixtures.beliefs import PRIOR_STRENGTH
@@ -70,9 +72,13 @@ class Experiences:
     """
 
     def __init__(self, client: Redis, keys: Keys, tenant: str, *, run_s: float) -> None:
-        self._client, self._script = client, client.register_script(_SCRIPT)
+        self._client = client
         self._prefix = f"{keys.namespace}:{{experience:{tenant}}}:"
         self._noted_s = run_s * NOTED_FACTOR
+
+    @cached_property
+    def _script(self) -> Script:
+        return self._client.register_script(_SCRIPT)
 
     def known(self, scope: str, experts: Sequence[str]) -> dict[str, Experience]:
         """What is known of these experts; one trip, O(experts).

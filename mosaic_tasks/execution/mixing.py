@@ -19,12 +19,13 @@ from mosaic_tasks.execution.hearing import hear, remembered
 from mosaic_tasks.execution.outcomes import Failure, Outcome, Unrecorded, Value, Work, shown
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
+from mosaic_tasks.execution.tallying import count
 from mosaic_tasks.mixtures.beliefs import families_of
 from mosaic_tasks.mixtures.briefing import brief
 from mosaic_tasks.mixtures.deciding import Situation, Step, decide, due_ms
 from mosaic_tasks.mixtures.judging import Ended
 from mosaic_tasks.mixtures.mixture import Choice, Memory, Mixture, Question
-from mosaic_tasks.mixtures.recording import record_of
+from mosaic_tasks.mixtures.recording import Record, record_of
 from mosaic_tasks.mixtures.values import Heard
 
 
@@ -146,6 +147,7 @@ class Mixing:
         if step.memory != before:
             told = msgspec.json.encode(record).decode()
             self._consume(self._commit(step, decided=told))
+            self._count(record)
         self._learning.note(Ended(self._mixture, step.memory, self._heard))
         choice = step.memory.choice
         if choice is None:
@@ -154,6 +156,11 @@ class Mixing:
             {**msgspec.to_builtins(record), "answer": choice.value} if self._mixture.details else choice.value
         )
         return self._value(choice, value)
+
+    def _count(self, record: Record) -> None:
+        process = self._process
+        names = {"workflow": self._plan.plan.name, "node": self._work.node.name}
+        count(process.client, process.ledger.keys, record, **names)
 
     def _value(self, choice: Choice, value: Any) -> Value:
         ending = Endings(self._process, self._run_id, self._plan).of_value(self._work.call, value)

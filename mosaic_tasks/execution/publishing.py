@@ -229,6 +229,7 @@ class Publication:
         flush_together([flushing])
         if flushing.error is not None:
             raise flushing.error
+        self._check()
 
     def flushing(self, *, all_: bool) -> Flushing:
         """A flush that others may share their trips with."""
@@ -236,6 +237,8 @@ class Publication:
 
     def _steps(self, *, all_: bool) -> Steps:
         with self._flushing:
+            if self._error is not None:  # nothing more of it is published
+                return
             try:
                 self._take(all_=all_)
                 yield from self._send()
@@ -251,7 +254,8 @@ class Publication:
     def next_due(self) -> float:
         """When something is to be published that waits still (monotonic); infinite: nothing waits."""
         with self._lock:
-            return min((each.due_at for each in self._outlets.values()), default=math.inf)
+            waiting = self._outlets.values() if self._error is None else ()
+            return min((each.due_at for each in waiting), default=math.inf)
 
     def _take(self, *, all_: bool) -> None:
         """Makes a batch of what waits. It is there before it is filled: nothing that was taken is lost when the content
@@ -339,7 +343,6 @@ class Publication:
             for outlet in self._outlets.values():
                 outlet.end()
         self.flush()
-        self._check()
         return [
             Mark(each.stream, "end", each.position, 0, each.readers, True) for each in self._outlets.values()
         ]

@@ -290,7 +290,7 @@ def _telling(history: Sequence[Outcome]) -> str:
             if name in outcome.features
         )
 
-    return max(sorted(spreads), key=together)
+    return max(sorted(spreads), key=together, default="")  # of a part of the history all may be alike
 
 
 def _spreads(history: Sequence[Outcome]) -> dict[str, tuple[float, float]]:

@@ -65,8 +65,8 @@ class Situation(NamedTuple):
 def decide(at: Situation) -> Step:
     """The next step; deciding again, after a crash, gives the same one."""
     mixture, memory = at.mixture, at.memory
-    if memory.choice is not None:
-        return Step(memory)
+    if memory.choice is not None or memory.failure:
+        return Step(memory, failure=memory.failure)
     if memory.closing:
         return _closing(at)
     view = view_now(at)
@@ -305,8 +305,8 @@ def _failed(at: Situation, why: str = "") -> Step:
     waiting = at.memory.waiting()
     reasons = [_reason(q, at.heard[q.index]) for q in at.memory.asked if q.index in at.heard]
     told = why or ("no answer of its experts counts" if reasons else "it could ask nobody")
-    memory = replace(at.memory, cut=(*at.memory.cut, *(q.index for q in waiting)))
     failure = told + (f": {'; '.join(reasons)}" if reasons else "")
+    memory = replace(at.memory, cut=(*at.memory.cut, *(q.index for q in waiting)), failure=failure)
     return Step(memory, cut=[q.call for q in waiting], failure=failure)
 
 

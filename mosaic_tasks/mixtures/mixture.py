@@ -145,6 +145,7 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
         closing: the experts are heard; a verifier or an aggregator is asked.
         profiles: of the experts, as they were when it began.
         seed: of chance, which chooses who is asked.
+        failure: why it cannot answer.
     """
 
     begun_ms: int
@@ -156,6 +157,7 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     closing: bool = False
     profiles: dict[str, Profile] = {}
     choice: Choice | None = None
+    failure: str = ""
 
     def waiting(self) -> tuple[Question, ...]:
         """The questions without an answer that are not cut."""

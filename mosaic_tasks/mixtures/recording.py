@@ -88,7 +88,9 @@ def record_of(
     calls = tuple(_said(question, memory, heard) for question in memory.asked)
     last = [q for q in memory.asked if q.kind == "expert" and q.round == memory.round]
     came = [heard[q.index] for q in last if q.index in heard]
-    view = view_of(came, memory.profiles, mixture.form, planned=mixture.planned)
+    view = view_of(
+        came, memory.profiles, mixture.form, planned=mixture.planned, calibration=mixture.calibration
+    )
     counted = sum(candidate.votes for candidate in view.candidates)
     costs = [one.cost_usd for one in heard.values() if one.cost_usd is not None]
     judged = any(question.kind != "expert" for question in memory.asked)

@@ -1,5 +1,5 @@
-"""Loaded into a worker (`celery -I`): it dies once where a mixture has decided, `KILL_AT` before or after what it taught
-of its experts is noted. `KILL_FLAG` is a file that says that it happened."""
+"""Loaded into a worker (`celery -I`): it dies once where a mixture has decided, before or after (`KILL_AT`) what it
+taught of its experts is noted. `KILL_FLAG` is a file that says that it happened."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_one_that_waits_on_is_not_told_of_again(process: Process, run: Run) -> N
     before = sum(event.kind == "routed" for event in run.events())
     for _ in range(3):
         anew(process)
-        waits = [call.call for call in delayed(run)]
+        waits = [call.call for call in reversed(delayed(run))]  # so that each has another place in the line
         process.ledger.wake(run.id, [], now_ms=process.now_ms(), early=waits)
         process.publish(run.id, process.plan_of(run.id), [("mosaic.routed", waits)])
     assert states(run) == {"ready": 2, "delayed": CALLS - 2}

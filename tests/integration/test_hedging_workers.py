@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from mosaic_queues.keys import Keys
+from mosaic_queues.liveness import Liveness
 from mosaic_queues.settings import settings
 from mosaic_routing.guards import Query
+from mosaic_routing.hedging import Hedges
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution import dispatching
+from mosaic_tasks.execution import dispatching, fleets
+from mosaic_tasks.execution.asking import Asking
+from mosaic_tasks.execution.dispatching import Dispatcher, release_sent
 from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.sent import Straggler
 from tests.integration.hedge_gates import SOON_S
 from tests.integration.stream_tools import await_told, happened
 from tests.integration.test_simulated_worker import FAST, SLOW, SimulatedGpus, asked, gpus
@@ -239,3 +245,31 @@ def test_a_call_that_is_stuck_at_a_gpu_is_answered_by_another(
             next(happenings)
     assert kinds(run)["overtaken"] == 1
     assert stuck.returncode is None
+
+
+def test_a_shadow_that_finds_no_room_goes_elsewhere_but_not_to_its_call(
+    site: Site, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "REFRESH_S", 0.0)
+    queues = ("mosaic.api.one", "mosaic.api.other")
+    alive = [Liveness(redis_client, Keys("mosaic"), expiry_s=10.0, queues=[each], slots=1) for each in queues]
+    for each in alive:
+        each.start()
+    process = process_for(app)
+    places, ledger = Dispatcher(process), process.ledger
+    process.places = places
+    run = site.submit(ASKS)
+    plan = process.plan_of(run.id)
+    (claim,) = ledger.advance(run.id, holder="one#1", claim=["0"]).claimed
+    sent = Asking(process, run.id, plan, epoch=0).sent("0")
+    assert sent is not None
+    monkeypatch.setattr(places, "_hedges", Hedges(calls=100.0))
+    assert places.hedge(run.id, plan, Straggler(claim, "one#1", sent, 60.0, 0.0)) == "api.other/sage"
+    assert list(places.dispatch(run.id, plan, ["0.~"]).values()) == [[("mosaic.api.other", ["0.~"])]]
+    alive[1].stop()
+    assert places.dispatch(run.id, plan, ["0.~"]) == {}
+    assert ledger.wake(run.id, ["0.~"], now_ms=process.now_ms()) == []
+    assert [call.call for call in run.live_calls()] == ["0"]
+    run.cancel()
+    alive[0].stop()
+    release_sent(process, run.id)

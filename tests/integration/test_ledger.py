@@ -16,7 +16,7 @@ from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import UnknownRun
 from mosaic_queues.events import Event, follow_events, read_events
 from mosaic_queues.ledger import KeyedRun, Ledger
-from mosaic_queues.transitions import Claim, Done, JoinStep, Usage
+from mosaic_queues.transitions import Claim, Done, JoinStep, Route, Usage, shadow_of
 from mosaic_tasks.definition.plan import NodePlan, Plan, link
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 
@@ -287,6 +287,7 @@ class Chaos:
         self.run_id = f"chaos-{next(_ids)}"
         self.held: list[tuple[str, Claim]] = []
         self.lost: list[tuple[str, Claim]] = []
+        self.shadows: list[tuple[str, Claim]] = []
         ledger.open_run(
             self.run_id,
             plan="p",
@@ -343,6 +344,31 @@ class Chaos:
             holder, claimed = self.lost[pick % len(self.lost)]
             assert self._record(holder, claimed).stale == [claimed.call]
 
+    def hedge(self, pick: int, _keep: int) -> None:
+        """A call that is held gets a shadow, which another process claims."""
+        if self.held:
+            holder, claimed = self.held[pick % len(self.held)]
+            shadow = Route(shadow_of(claimed.call), QUEUE, "there", "", 0, NIL)
+            self.ledger.hedge(self.run_id, claimed, shadow, holder=holder)
+            taken = self.ledger.advance(self.run_id, holder="s", claim=[shadow.call]).claimed
+            self.shadows += [("s", claim) for claim in taken]
+
+    def overtake(self, pick: int, _keep: int) -> None:
+        """A shadow answers, perhaps one that was dropped already."""
+        if self.shadows:
+            holder, shadow = self.shadows[pick % len(self.shadows)]
+            claimed = self.ledger.overtake(self.run_id, shadow, holder=holder)
+            if claimed is not None and (holder, claimed) not in self.held:
+                first = [each for each in self.held if each[1].call == claimed.call]
+                self.held = [each for each in self.held if each not in first] + [(holder, claimed)]
+                self.lost += first
+
+    def drop(self, pick: int, _keep: int) -> None:
+        """The process of a shadow dies."""
+        if self.shadows:
+            _, shadow = self.shadows[pick % len(self.shadows)]
+            self.ledger.take_back(self.run_id, [(shadow.call, shadow.fence)], holder="s")
+
     def end(self) -> Iterator[Event]:
         while self.ledger.run(self.run_id).status == "running":
             for holder in ("p", "q"):
@@ -351,11 +377,12 @@ class Chaos:
         return iter(read_events(self.ledger.client, self.ledger.keys, self.run_id))
 
 
-STEPS = st.tuples(st.sampled_from(["claim", "finish", "fail", "die", "come_back"]), st.integers(0, 9))
+ACTIONS = ["claim", "finish", "fail", "die", "come_back", "hedge", "overtake", "drop"]
+STEPS = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=graphs(), steps=st.lists(STEPS, max_size=25))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=graphs(), steps=st.lists(STEPS, min_size=10, max_size=40))
 def test_every_node_closes_exactly_once_whatever_dies(
     ledger: Ledger, plan: Plan, steps: list[tuple[str, int]]
 ) -> None:

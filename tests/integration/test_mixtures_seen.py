@@ -25,6 +25,7 @@ from tests.services import Workers
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
 WAIT_S = 60.0
+KEYS = Keys("mosaic")
 QUEUES = ("mosaic.cpu", "mosaic.api.replay")
 MARGIN = {"kind": "margin", "margin": 2, "confidence": None}
 
@@ -156,12 +157,31 @@ def test_a_node_that_runs_again_leaves_mixtures_before_it_alone(tmp_path: Path) 
     assert [event.calls for event in run.events() if event.kind == "redo"] == [("1",)]
 
 
+def test_a_mixture_without_an_answer_says_why_by_expert_and_is_counted(
+    tmp_path: Path, redis_client: Redis
+) -> None:
+    asked = experts(tmp_path, "no number here", "I cannot help with that.")
+    mixture = {"prompt": "How many?", "answer": {"form": "number", "field": "answer"}, "experts": asked}
+    node = {"mixture": mixture, "on_failure": "skip"}
+    run = submit(Workflow.from_data({"name": "mixes", "nodes": {"answer": node}, "output": "answer"}))
+    assert run.result(WAIT_S) is None
+    reasons = "no answer of its experts counts: e0: unreadable; e1: refused"
+    assert mosaic("explain", run.id).endswith(f"answer: {reasons}\n")
+    record = run.mixture("answer")
+    assert record is not None
+    assert [said.problems for said in record.calls] == [("unreadable",), ("refused",)]
+    found = {
+        (tally.workflow, tally.figure, tally.by): tally.amount
+        for tally in counted_mixtures(redis_client, KEYS)
+    }
+    assert found == {("mixes", "decided", "failed"): 1, ("mixes", "experts_asked", ""): 2}
+
+
 def test_mixtures_are_counted_for_all_runs(redis_client: Redis) -> None:
-    keys = Keys("mosaic")
     record = Record(by="gate", unasked=2, skipped_aggregator=True, saved_tokens=30, saved_usd=0.25)
     for _ in range(2):
-        count(redis_client, keys, record, workflow="w", node="answer")
-    found = {(tally.figure, tally.by): tally.amount for tally in counted_mixtures(redis_client, keys)}
+        count(redis_client, KEYS, record, workflow="w", node="answer")
+    found = {(tally.figure, tally.by): tally.amount for tally in counted_mixtures(redis_client, KEYS)}
     assert found == {
         ("decided", "gate"): 2,
         ("experts_unasked", ""): 4,

@@ -244,6 +244,25 @@ def test_a_call_that_waits_for_another_attempt_may_be_taken_over(hedged: Hedged)
     assert hedged.record(taken, "quick#7") == []
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_call_whose_last_attempt_fails_has_failed_once_its_shadow_has_too(
+    hedged: Hedged, *, answers: bool
+) -> None:
+    shadow, ledger, run_id = hedged.shadow(), hedged.ledger, hedged.run_id
+    assert ledger.fail(run_id, hedged.first, holder="slow#1", error="boom", retry_s=None)
+    assert hedged.live()["0.0"] == ("delayed", "")
+    if answers:
+        taken = ledger.overtake(run_id, shadow, holder="quick#7")
+        assert taken is not None
+        assert hedged.record(taken, "quick#7") == []
+        return
+    ledger.hand_back(run_id, [(shadow.call, shadow.fence)], holder="quick#7")
+    ledger.wake(run_id, ["0.0"], now_ms=server_ms(ledger.client) + 60_000)
+    again = hedged.claim("0.0", "other#1")
+    assert ledger.fail(run_id, again, holder="other#1", error="boom again", retry_s=None)
+    assert ledger.run(run_id).error == "boom again"
+
+
 def test_a_run_that_ends_recalls_both(hedged: Hedged) -> None:
     shadow = hedged.shadow()
     hedged.ledger.end_run(hedged.run_id, "cancelled", "enough")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -169,6 +170,24 @@ def test_what_a_producer_says_after_its_end_is_refused() -> None:
     with pytest.raises(ClaimLost):
         publication.items([4])
     assert producer.kinds() == ["item", "end"]
+
+
+@pytest.mark.parametrize("bad", [object(), "lost"], ids=["payload", "claim"])
+def test_the_publisher_leaves_alone_what_failed(bad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is it sent again, nor looked at for ever."""
+    monkeypatch.setattr(publishing, "publisher", Told)
+    producer = Producer()
+    claim = producer.claim()
+    publication = producer.publication(claim)
+    if bad == "lost":
+        producer.ledger.take_back(producer.run.id, [(claim.call, claim.fence)], holder="me")
+    publication.items([bad])
+    with pytest.raises((PayloadError, ClaimLost)) as failed:
+        publication.flush()
+    assert publication.next_due() == math.inf
+    monkeypatch.setattr(producer.ledger, "publish", refuse)
+    with pytest.raises(failed.type):
+        publication.flush()
 
 
 @pytest.mark.parametrize("on_failure", ["skip", {"default": []}])

@@ -227,6 +227,17 @@ def test_what_is_cut_costs_what_it_had_written_and_nothing_if_it_waited(
     assert waited.usd < side_by_side.usd
 
 
+def test_an_expert_stops_where_its_answer_is_complete_if_it_is_read_as_a_stream(
+    recordings: ModuleType, fleet: ModuleType
+) -> None:
+    one = question(recordings, dict.fromkeys(MODELS, "1"))
+    whole = asks_all(fleet, MODELS[:1], until=1)
+    streamed = fleet.Strategy("streamed", whole.start, streams=True)
+    tokens = [fleet.Fleet(each).play([one])[0].expert_tokens for each in (whole, streamed)]
+    assert tokens == [one.said[MODELS[0]].tokens, one.said[MODELS[0]].early_tokens]
+    assert tokens[1] < tokens[0]
+
+
 def test_slots_are_free_again_after_a_cut_and_every_question_is_answered(
     recordings: ModuleType, fleet: ModuleType
 ) -> None:
@@ -291,16 +302,12 @@ def test_staying_ahead_is_the_upper_half_of_a_beta_distribution(
     assert baselines.stays_ahead(first, second) == pytest.approx(probability)
 
 
-def mixture(recordings: ModuleType, adaptive: ModuleType, *, right: int = 17, **options: Any) -> Any:
-    """Experts who are right in so many of 20 questions, each wrong in others, and an aggregator that always is."""
+def mixture(recordings: ModuleType, adaptive: ModuleType, **options: Any) -> Any:
+    """Experts who are wrong in one of ten questions, each in another, and an aggregator that never is."""
     history = [
-        five(
-            recordings,
-            *("2" if number % 5 == place and number >= 5 * (right - 15) else "1" for place in range(5)),
-        )
-        for number in range(20)
+        five(recordings, *("2" if number == place else "1" for place in range(5))) for number in range(10)
     ]
-    profiles = adaptive.profiles_of(history, (*FIVE, "made-70b"))
+    profiles = adaptive.profiles_of(history * 10, (*FIVE, "made-70b"))
     return adaptive.Adaptive(FIVE, "made-70b", profiles, NUMBER, **options)
 
 
@@ -314,9 +321,9 @@ def test_the_gate_ends_a_mixture_as_soon_as_it_passes(
 def test_the_aggregator_is_asked_where_nobody_is_left_and_the_answer_is_unsure(
     recordings: ModuleType, fleet: ModuleType, adaptive: ModuleType
 ) -> None:
-    for is_final in (False, True):
-        strategy = mixture(recordings, adaptive, is_final=is_final).strategy
-        outcome = played(fleet, strategy, five(recordings, *"23456"))
+    one = mixture(recordings, adaptive)
+    for each in (one, one.with_one_threshold):
+        outcome = played(fleet, each.strategy, five(recordings, *"23456"))
         assert (outcome.right, outcome.aggregator_calls) == (True, 1)
         assert outcome.expert_calls == adaptive.Setting().most
 
@@ -338,20 +345,23 @@ def test_profiles_count_who_was_wrong_together(recordings: ModuleType, adaptive:
     assert profiles["made-7b"].tokens == history[0].said["made-7b"].early_tokens
 
 
-def test_what_is_learned_keeps_within_what_it_may_take_where_it_can(
+def test_what_is_learned_asks_the_aggregator_as_often_as_it_may(
     recordings: ModuleType, made: ModuleType, adaptive: ModuleType, tmp_path: Path
 ) -> None:
     found = recordings.read(made.write(tmp_path / "made.jsonl", count=80))
     options = {"models": found.models, "form": found.form, "questions": found.questions}
     best = adaptive.learned(FIVE, "made-70b", **options)
-    least = [
-        adaptive.tried(
+    excess = {
+        setting: adaptive.tried(
             adaptive.Adaptive(FIVE, "made-70b", best.profiles, found.form, setting), found.questions
-        )
+        ).excess
         for settings in adaptive._settings(len(FIVE))
         for setting in settings
-    ]
-    assert adaptive.tried(best, found.questions).excess == min(one.excess for one in least)
+    }
+    allowed = [setting for setting in excess if excess[setting] == min(excess.values())]
+    assert best.setting in allowed
+    assert best.setting.enough == max(one.enough for one in allowed if one.most == best.setting.most)
+    assert len({one.enough for one in allowed}) > 1
 
 
 # -- figures -----------------------------------------------------------------------------------------------------
@@ -419,7 +429,7 @@ def test_every_target_is_a_figure_and_the_plot_shows_every_strategy(
 ) -> None:
     found = recordings.read(made.write(tmp_path / "made.jsonl", count=60, kind="choice"))
     report = aggregation.Report("aggregation", True, {})
-    aggregation.measure(report, found, aggregation.Sizes(splits=1, sets=2, rounds=20))
+    aggregation.measure(report, found, aggregation.Sizes(splits=1, sets=2, set_splits=1, rounds=20))
     assert {target.figure for target in aggregation.TARGETS} <= report.figures.keys()
     assert None not in report.figures.values()
     (told,) = report.details["scenarios"]

@@ -1,4 +1,4 @@
-"""The Python of the guides runs."""
+"""The Python of the guides runs, and what they link to is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/*.md")])
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{place}")
     for page in sorted(DOCS.glob("*.md"))
@@ -25,3 +27,9 @@ def test_a_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names: dict[str, object] = {"__name__": "guide"}
     exec(compile(block, "guide", "exec"), names)
     assert names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
