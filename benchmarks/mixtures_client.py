@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import mixtures_scenario as scenario
 from aggregation_made import write as write_made
 from aggregation_recordings import ANSWERS, CHARS, Question, Recordings, is_same, read, split
-from mixtures_tools import NOTES, STREAMS, Note, notes
+from mixtures_notes import Note, are_closed, cancelled_ms, take
 
 from mosaic_tasks import Run, Workflow, compile_workflow, submit
 from mosaic_tasks.app import app
@@ -30,8 +29,8 @@ from mosaic_tasks.mixtures.values import Heard
 
 TIMEOUT_S = 120.0
 SEED = 0
-QUIET_S = 20.0
-"""Streams of experts that were cut off are closed within this time."""
+QUIET_S, LOOK_S = 20.0, 0.05
+"""Streams of experts that were cut off are closed within this time; so often it is looked."""
 _numbers = count()
 
 
@@ -64,21 +63,10 @@ def prepare(made: int, most: int) -> dict[str, Any]:
     path = write_made(folder / "made.jsonl", count=made) if made and not ANSWERS.exists() else ANSWERS
     recordings = read(path)
     learn, held_out = split(recordings.questions, SEED)
-    questions = held_out[:most]
-    fleet = scenario.fleet_of(recordings, learn)
+    questions, fleet = held_out[:most], scenario.fleet_of(recordings, learn)
     scenario.write(folder, fleet, questions)
-    for place in range(2):
-        scenario.write_one(folder, f"quick_{place}", 18, seconds=scenario.QUICK_S)
-    for place in range(3):
-        scenario.write_one(folder, f"slow_{place}", 5, seconds=scenario.SLOW_S)
-        scenario.write_one(folder, f"instant_{place}", 18)
-    workflows = {
-        "adaptive": scenario.adaptive(folder, fleet),
-        "full": scenario.full(folder, fleet),
-        "cutting": scenario.cutting(folder),
-        "instant": scenario.instant(folder),
-        "by_hand": scenario.by_hand(folder),
-    }
+    scenario.write_made(folder)
+    workflows = scenario.workflows(folder, fleet)
     _prepared[:] = [Prepared(recordings, questions, fleet, workflows)]
     _learn(learn)
     return {
@@ -124,7 +112,7 @@ def ask(side: str, first: int, size: int, in_flight: int) -> list[dict[str, Any]
         answered = list(threads.map(partial(_ask, side), questions))
     written = _written()
     return [
-        {**told, "right": _is_right(question, told.pop("answer")), **_generated(run, mark, written[mark])}
+        {**told, "right": _is_right(question, told.pop("answer")), **_generated(run, written[mark])}
         for question, (mark, run, told) in zip(questions, answered, strict=True)
     ]
 
@@ -146,31 +134,27 @@ def _is_right(question: Question, answer: Any) -> bool:
 
 
 def _written() -> Mapping[str, list[Note]]:
-    """What engines wrote, by the mark of the run; waits until no stream is open."""
+    """What engines wrote, by the mark of the run, once no stream is open."""
     client, until = process_for(app).client, time.monotonic() + QUIET_S
-    while client.llen(NOTES) < int(client.get(STREAMS) or 0):
+    while not are_closed(client):
         if time.monotonic() > until:
             raise TimeoutError(f"engines still write {QUIET_S:g} s after the last answer")
-        time.sleep(0.05)
+        time.sleep(LOOK_S)
     found: defaultdict[str, list[Note]] = defaultdict(list)
-    for note in notes(client):
+    for note in take(client):
         found[note.mark].append(note)
-    client.delete(NOTES, STREAMS)
     return found
 
 
-def _generated(run: Run, mark: str, written: Sequence[Note]) -> dict[str, Any]:
-    """Tokens that engines wrote for a run, and how long after the cut those wrote that were cut off (ms)."""
+def _generated(run: Run, written: Sequence[Note]) -> dict[str, Any]:
+    """Tokens that engines wrote for a run, and how long those wrote on who were cut off."""
     (here,) = _prepared
-    large = scenario.name_of(here.fleet.aggregator)
-    cut_off = _cut_off(run)
-    after = {note.name: 1e3 * (note.ended_s - cut_off[note.name]) for note in written if note.name in cut_off}
-    begun = {note.name: note.begun_s for note in written}
+    large, cut_off = scenario.name_of(here.fleet.aggregator), _cut_off(run)
     return {
         "expert_tokens": sum(note.chars for note in written if note.name != large) / CHARS,
         "aggregator_tokens": sum(note.chars for note in written if note.name == large) / CHARS,
         "cut": len(cut_off),
-        "cancel_ms": [ms for name, ms in after.items() if ms >= 0 and begun[name] <= cut_off[name]],
+        "cancel_ms": cancelled_ms(written, cut_off),
     }
 
 
@@ -194,7 +178,7 @@ def cut(runs: int, in_flight: int) -> dict[str, Any]:
     with ThreadPoolExecutor(in_flight) as threads:
         answered = list(threads.map(lambda _: _ask("cutting", question), range(runs)))
     written = _written()
-    told = [_generated(run, mark, written[mark]) for mark, run, _ in answered]
+    told = [_generated(run, written[mark]) for mark, run, _ in answered]
     return {
         "cut": sum(one["cut"] for one in told),
         "cancel_ms": [ms for one in told for ms in one["cancel_ms"]],
@@ -214,8 +198,3 @@ def _once(name: str) -> float:
     if str(result["answer"] if isinstance(result, dict) else result) != "18":
         raise AssertionError(f"{name} answered {result!r}")
     return seconds
-
-
-def median_s(name: str, times: int) -> float:
-    """The median of them."""
-    return statistics.median(repeat(name, times))

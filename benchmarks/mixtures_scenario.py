@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregation_models import rates
-from aggregation_recordings import CHARS, Question, Recordings, Said
+from aggregation_recordings import CHARS, Question, Recordings
 
 from mosaic_tasks import Workflow
 
@@ -33,8 +33,10 @@ PIECE_CHARS = 4 * CHARS
 """An engine's answer comes in pieces of so many characters."""
 PROMPT = "{{ inputs.question }}\n\n[bench {{ inputs.mark }}]"
 """By the mark, the engine's notes tell the runs apart."""
-SLOW_S, QUICK_S = 30.0, 0.3
-"""How long experts write who are to be cut off, and those who decide meanwhile."""
+QUICK, SLOW, INSTANT = 2, 3, 3
+"""So many experts there are who decide while others write, who are cut off then, and who answer at once."""
+QUICK_S, SLOW_TOKENS_S = 0.5, 4.0
+"""When the first ones answer, and how fast the second ones write."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,21 @@ def write(folder: Path, fleet: Fleet, questions: Sequence[Question]) -> None:
         _path(folder, model).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def said(question: Question, model: str) -> Said:
-    """What a model answered."""
-    return question.said[model]
+def write_made(folder: Path) -> None:
+    """Those who say 18 soon or at once, and those who would say 5 after a long time."""
+    for place in range(QUICK):
+        _write_one(folder, f"quick_{place}", 18, pace={"first_token_s": QUICK_S})
+    for place in range(SLOW):
+        _write_one(folder, f"slow_{place}", 5, pace={"tokens_per_s": SLOW_TOKENS_S})
+    for place in range(INSTANT):
+        _write_one(folder, f"instant_{place}", 18, pace={})
 
 
-def write_one(folder: Path, name: str, number: int, *, seconds: float = 0.0) -> None:
-    """A model that answers everything with one number, after so long."""
-    text = json.dumps({"reasoning": "It follows. " * 40, "answer": str(number)})
-    pace = {"tokens_per_s": len(text) / CHARS / seconds} if seconds else {}
-    _path(folder, name).write_text(json.dumps({"match": [""], "text": text, **pace}) + "\n", encoding="utf-8")
+def _write_one(folder: Path, name: str, number: int, *, pace: Mapping[str, float]) -> None:
+    words = 40 if "tokens_per_s" in pace else 1
+    text = json.dumps({"reasoning": "It follows. " * words, "answer": str(number)})
+    line = json.dumps({"match": [""], "text": text, **pace})
+    _path(folder, name).write_text(f"{line}\n", encoding="utf-8")
 
 
 def _path(folder: Path, model: str) -> Path:
@@ -122,6 +129,17 @@ def name_of(model: str) -> str:
 # -- workflows -----------------------------------------------------------------------------------------------------
 
 
+def workflows(folder: Path, fleet: Fleet) -> dict[str, Workflow]:
+    """All of them, by name."""
+    return {
+        "adaptive": adaptive(folder, fleet),
+        "full": full(folder, fleet),
+        "cutting": cutting(folder),
+        "instant": instant(folder),
+        "by_hand": by_hand(folder),
+    }
+
+
 def adaptive(folder: Path, fleet: Fleet) -> Workflow:
     """Asks experts until the gate passes, and the aggregator where it does not."""
     return _workflow("adaptive", **_asked(folder, fleet), waves=[3, 1])
@@ -134,21 +152,21 @@ def full(folder: Path, fleet: Fleet) -> Workflow:
 
 def cutting(folder: Path) -> Workflow:
     """Two experts agree while others write, who are cut off then."""
-    quick = [expert(folder, f"quick_{place}", CPU_QUEUE) for place in range(2)]
-    slow = [expert(folder, f"slow_{place}", POOL_QUEUE) for place in range(3)]
+    quick = [expert(folder, f"quick_{place}", CPU_QUEUE) for place in range(QUICK)]
+    slow = [expert(folder, f"slow_{place}", POOL_QUEUE) for place in range(SLOW)]
     gate = {"kind": "margin", "margin": 2, "confidence": None}
-    return _workflow("cutting", experts=[*slow, *quick], waves=[5], gate=gate)
+    return _workflow("cutting", experts=[*slow, *quick], waves=[SLOW + QUICK], gate=gate)
 
 
 def instant(folder: Path) -> Workflow:
     """Three experts that answer at once, and a vote."""
-    asked = [expert(folder, f"instant_{place}", CPU_QUEUE) for place in range(3)]
-    return _workflow("instant", experts=asked, waves=[3], gate=_NO_GATE, aggregator="majority")
+    asked = [expert(folder, f"instant_{place}", CPU_QUEUE) for place in range(INSTANT)]
+    return _workflow("instant", experts=asked, waves=[INSTANT], gate=_NO_GATE, aggregator="majority")
 
 
 def by_hand(folder: Path) -> Workflow:
     """The same made of agents and a tool."""
-    names = [f"instant_{place}" for place in range(3)]
+    names = [f"instant_{place}" for place in range(INSTANT)]
     nodes: dict[str, Any] = {
         name: {"agent": {"prompt": PROMPT, "model": model(folder, name)}, "queue": CPU_QUEUE}
         for name in names

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mosaic_queues.errors import EngineError
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.engines.replay import ReplayEngine
 from mosaic_tasks.execution import dispatching
@@ -30,6 +31,8 @@ async def _gated(self: ReplayEngine, request: Any) -> Any:
         with _server() as server:
             async for event in _stream(self, request):
                 yield event
+                if server.exists(f"test:broken:{name}"):
+                    raise EngineError("it is broken")
                 while not server.exists(f"test:open:{name}"):
                     await asyncio.sleep(0.01)
     finally:

@@ -12,18 +12,21 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from mosaic_queues.errors import EngineGone
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import Liveness
 from mosaic_queues.settings import settings
+from mosaic_queues.transitions import Claim
 from mosaic_routing.guards import Query
 from mosaic_routing.hedging import Hedges
+from mosaic_routing.targets import Decision
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution import dispatching, fleets
 from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.dispatching import Dispatcher, release_sent
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.sent import Straggler
+from mosaic_tasks.execution.sent import Sent, Straggler
 from tests.integration.hedge_gates import SOON_S
 from tests.integration.stream_tools import await_told, happened
 from tests.integration.test_simulated_worker import FAST, SLOW, SimulatedGpus, asked, gpus
@@ -172,6 +175,28 @@ def test_what_the_first_had_said_is_corrected(site: Site) -> None:
     assert [chunk.kind for chunk in chunks] == ["text", "retract", "text", "end"]
 
 
+def test_a_second_asking_that_fails_leaves_the_call_where_it_is(site: Site) -> None:
+    for name in ("one", "other"):
+        site.start(name)
+    site.client.set("test:broken:other", 1, ex=60)
+    run = site.submit(ASKS)
+    await_told(site.client, "left other", 1)
+    next(event for event in run.events(follow=True) if event and event.kind == "released")
+    assert [call.call for call in run.live_calls()] == ["0"]
+    site.open("one")
+    assert run.result(WAIT_S) == "Once upon a time."
+    assert kinds(run)["retry"] == 0
+
+
+def test_a_second_asking_that_comes_back_to_the_worker_of_its_call_is_of_no_use(site: Site) -> None:
+    process = process_for(app)
+    sent = Sent(Decision(target="h100/sage@gpu2@far"), hedges=f"h100/sage@{process.facts.hostname}")
+    run = site.submit(ASKS)
+    asking = Asking(process, run.id, process.plan_of(run.id), epoch=0)
+    with pytest.raises(EngineGone, match="the call itself runs in this worker"):
+        asking.take_over(Claim("0.~", 1, 0, 0), sent)
+
+
 def test_a_second_asking_that_dies_leaves_the_call_where_it_is(site: Site) -> None:
     site.start("one")
     dying = site.start("other")
@@ -247,29 +272,67 @@ def test_a_call_that_is_stuck_at_a_gpu_is_answered_by_another(
     assert stuck.returncode is None
 
 
-def test_a_shadow_that_finds_no_room_goes_elsewhere_but_not_to_its_call(
-    site: Site, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def announced(redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Liveness]]:
+    """The providers are served by workers that do nothing."""
     monkeypatch.setattr(fleets, "REFRESH_S", 0.0)
-    queues = ("mosaic.api.one", "mosaic.api.other")
-    alive = [Liveness(redis_client, Keys("mosaic"), expiry_s=10.0, queues=[each], slots=1) for each in queues]
-    for each in alive:
+    alive = {
+        name: Liveness(
+            redis_client, Keys("mosaic"), expiry_s=10.0, queues=[f"mosaic.api.{name}", "mosaic.cpu"], slots=1
+        )
+        for name in ("one", "other")
+    }
+    for each in alive.values():
         each.start()
+    yield alive
+    for each in alive.values():
+        each.stop()
+
+
+def hedged_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Dispatcher]:
+    """A run whose call was sent to `one`, claimed, and asked a second time at `other`."""
     process = process_for(app)
-    places, ledger = Dispatcher(process), process.ledger
+    places = Dispatcher(process)
     process.places = places
+    monkeypatch.setattr(places, "_hedges", Hedges(calls=100.0))
     run = site.submit(ASKS)
     plan = process.plan_of(run.id)
-    (claim,) = ledger.advance(run.id, holder="one#1", claim=["0"]).claimed
+    (claim,) = process.ledger.advance(run.id, holder="one#1", claim=["0"]).claimed
     sent = Asking(process, run.id, plan, epoch=0).sent("0")
     assert sent is not None
-    monkeypatch.setattr(places, "_hedges", Hedges(calls=100.0))
     assert places.hedge(run.id, plan, Straggler(claim, "one#1", sent, 60.0, 0.0)) == "api.other/sage"
+    return run, places
+
+
+@pytest.mark.usefixtures("announced")
+def test_what_was_asked_twice_is_no_load_once_its_run_is_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = hedged_here(site, monkeypatch)
+    assert [active for active, _ in site.loads()] == [1, 1]
+    run.cancel()
+    release_sent(process_for(app), run.id)
+    assert site.loads() == ((0, 0), (0, 0))
+
+
+def test_a_shadow_that_finds_no_room_goes_elsewhere_but_not_to_its_call(
+    site: Site, announced: dict[str, Liveness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, places = hedged_here(site, monkeypatch)
+    process, plan = process_for(app), process_for(app).plan_of(run.id)
     assert list(places.dispatch(run.id, plan, ["0.~"]).values()) == [[("mosaic.api.other", ["0.~"])]]
-    alive[1].stop()
+    announced["other"].stop()
     assert places.dispatch(run.id, plan, ["0.~"]) == {}
-    assert ledger.wake(run.id, ["0.~"], now_ms=process.now_ms()) == []
+    assert process.ledger.wake(run.id, ["0.~"], now_ms=process.now_ms()) == []
     assert [call.call for call in run.live_calls()] == ["0"]
     run.cancel()
-    alive[0].stop()
     release_sent(process, run.id)
+
+
+@pytest.mark.usefixtures("announced")
+def test_a_second_asking_that_nobody_has_begun_is_no_load_once_the_first_has_answered(site: Site) -> None:
+    site.start("one")
+    run = site.submit(ASKS)
+    next(event for event in run.events(follow=True) if event and event.kind == "hedged")
+    site.open("one")
+    assert run.result(WAIT_S) == "Once upon a time."

@@ -52,8 +52,8 @@ def start(workers: Workers, **options: Any) -> Worker:
 
 
 @pytest.fixture
-def worker(workers: Workers) -> None:
-    start(workers)
+def worker(workers: Workers) -> Worker:
+    return start(workers)
 
 
 def known(tenant: str = "", scope: str = SCOPE) -> dict[str, Experience]:
@@ -77,7 +77,7 @@ def mosaic(*arguments: str) -> Any:
 
 
 @pytest.fixture
-def done(worker: None, tmp_path: Path) -> Run:
+def done(worker: Worker, tmp_path: Path) -> Run:
     """18 by two, and 5 by one."""
     run = ask(experts(tmp_path, number(18), number(18), number(5)), gate=NEVER, waves=3)
     assert run.result(WAIT_S)["answer"] == 18
@@ -110,7 +110,7 @@ def test_scoring_again_goes_in_the_place_of_the_last_score(done: Run) -> None:
     assert outcomes() == {"e0": (0, 1), "e1": (0, 1), "e2": (1, 0)}
 
 
-def test_tenants_know_nothing_of_each_other(worker: None, tmp_path: Path) -> None:
+def test_tenants_know_nothing_of_each_other(worker: Worker, tmp_path: Path) -> None:
     run = submit(mixture(experts(tmp_path, number(18), number(18))), {"question": "?"}, tenant="acme")
     run.result(WAIT_S)
     run.score("answer", 1)
@@ -165,7 +165,7 @@ def test_scores_from_two_processes_at_once_count_as_one(done: Run) -> None:
 # -- what mixtures note by themselves ----------------------------------------------------------------------------
 
 
-def test_calls_tell_what_they_cost_and_whether_they_count(worker: None, tmp_path: Path) -> None:
+def test_calls_tell_what_they_cost_and_whether_they_count(worker: Worker, tmp_path: Path) -> None:
     asked = experts(tmp_path, number(18), "I cannot help with that.", number(18))
     ask(asked, gate=NEVER, waves=3).result(WAIT_S)
     found = known()
@@ -180,7 +180,7 @@ def synthesis(folder: Path, *texts: str) -> dict[str, Any]:
     return {"kind": "synthesis", "model": f"replay:{folder / 'writer.jsonl'}"}
 
 
-def test_a_rerun_replaces_what_the_run_had_noted_and_a_score_that(worker: None, tmp_path: Path) -> None:
+def test_a_rerun_replaces_what_the_run_had_noted_and_a_score_that(worker: Worker, tmp_path: Path) -> None:
     asked = experts(tmp_path, number(18), number(5))
     run = ask(asked, gate=NEVER, waves=2, aggregator=synthesis(tmp_path, number(5)))
     run.result(WAIT_S)
@@ -220,7 +220,7 @@ def test_a_process_that_dies_where_it_notes_what_was_learned(
 
 
 def test_what_cannot_be_read_of_experts_fails_no_mixture(
-    worker: None, tmp_path: Path, redis_client: Redis
+    worker: Worker, tmp_path: Path, redis_client: Redis
 ) -> None:
     asked = experts(tmp_path, number(18), number(18))
     key = f"mosaic:{{experience:}}:of:{SCOPE}"
@@ -231,17 +231,19 @@ def test_what_cannot_be_read_of_experts_fails_no_mixture(
     assert {name: one.calls for name, one in known().items()} == {"e0": 1, "e1": 1}  # they count as new
 
 
-def test_a_server_that_refuses_fails_no_mixture(worker: None, tmp_path: Path, redis_client: Redis) -> None:
+def test_a_server_that_refuses_fails_no_mixture(worker: Worker, tmp_path: Path, redis_client: Redis) -> None:
     redis_client.set(f"mosaic:{{experience:}}:of:{SCOPE}", "no hash", ex=60)
     run = ask(experts(tmp_path, number(18), number(18)), gate=MARGIN)
     assert run.result(WAIT_S)["answer"] == 18
+    worker.wait_said("experience.away")
+    worker.wait_said("experience.lost")
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_that_lacks_something_has_the_next_wave_ask_who_offers_it(
-    worker: None, tmp_path: Path
+    worker: Worker, tmp_path: Path
 ) -> None:
     schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "missing": {"type": "array"}}}
     lacks = json.dumps({"answer": "5", "reasoning": "A guess.", "missing": ["data"]})
@@ -279,13 +281,18 @@ def test_the_commands_score_and_show_what_is_known(done: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(("answer", "2"), ExitCode.USAGE), (("nobody", "1"), ExitCode.USAGE)]
+    ("arguments", "code"),
+    [
+        (("answer", "2"), ExitCode.USAGE),
+        (("nobody", "1"), ExitCode.USAGE),
+        (("answer", "1", "--history", "no/such/folder"), ExitCode.USAGE),
+    ],
 )
 def test_a_wrong_score_is_wrong_usage(done: Run, arguments: tuple[str, ...], code: ExitCode) -> None:
     assert mosaic("score", done.id, *arguments).exit_code == code
 
 
-def test_runs_that_were_scored_calibrate_the_next_ones(worker: None, tmp_path: Path) -> None:
+def test_runs_that_were_scored_calibrate_the_next_ones(worker: Worker, tmp_path: Path) -> None:
     """The votes are sure of themselves, and half of them wrong: the calibration says so, and a mixture says it too."""
     asked, history = experts(tmp_path, number(18), number(18), number(5)), tmp_path / "history.jsonl"
     flow = mixture(asked, gate=NEVER, waves=3, details=True)

@@ -79,7 +79,7 @@ class Played:
             assert not memory.waiting()
         else:
             assert 1 <= step.need <= len(memory.waiting())
-        if memory.choice is not None and memory.choice.by != "synthesis":
+        if memory.choice is not None and memory.choice.by not in ("synthesis", "build"):
             supporters = [self.heard[index].answer for index in memory.choice.supporters]
             assert supporters
             assert all(answer is not None for answer in supporters)

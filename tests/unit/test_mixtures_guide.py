@@ -116,12 +116,17 @@ def test_it_tells_what_details_have() -> None:
 
 @pytest.mark.parametrize("block", blocks())
 def test_an_example_compiles(block: str) -> None:
-    data = yaml.safe_load(block)
-    if "nodes" not in data:
-        base = {"prompt": "{{ inputs.question }}", "experts": [{"model": "openai:a"}, {"model": "openai:b"}]}
-        node = {"mixture": data if "prompt" in data else {**base, **data}}
-        data = {"name": "w", "inputs": {"question": "string"}, "nodes": {"answer": node}, "output": "answer"}
-    assert compile_workflow(Workflow.from_data(data)).nodes[0].mixture is not None
+    assert compile_workflow(Workflow.from_data(example(block))).nodes[0].mixture is not None
+
+
+def example(block: str) -> dict[str, Any]:
+    """A whole workflow, also of a block that has the fields of a mixture alone."""
+    data: dict[str, Any] = yaml.safe_load(block)
+    if "nodes" in data:
+        return data
+    base = {"prompt": "{{ inputs.question }}", "experts": [{"model": "openai:a"}, {"model": "openai:b"}]}
+    node = {"mixture": data if "prompt" in data else {**base, **data}}
+    return {"name": "w", "inputs": {"question": "string"}, "nodes": {"answer": node}, "output": "answer"}
 
 
 def test_it_tells_how_many_must_agree() -> None:
