@@ -8,7 +8,7 @@ PY := .venv/bin/python
 # Several processes share the tests (ARGS='-n 0': one, as a debugger needs it). Those of an engine compute, the others
 # wait a lot.
 PYTEST := -m pytest --dist worksteal
-BENCHMARKS := overhead streaming inference routing aggregation
+BENCHMARKS := overhead streaming inference routing aggregation mixtures
 BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
 # Values that come from people are taken as they are: never expanded by make, never part of a shell command.

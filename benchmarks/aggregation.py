@@ -22,7 +22,7 @@ from aggregation_baselines import FULL, Baselines
 from aggregation_fleet import Fleet, Outcome
 from aggregation_made import write
 from aggregation_models import GPU, rates
-from aggregation_recordings import ANSWERS, Question, Recordings, read, split
+from aggregation_recordings import ANSWERS, SHARED, Question, Recordings, read, split
 from aggregation_statistics import Bootstrap, Estimate, compared, plot, summary
 from harness import OUT, Report, Target, rounded, show_table, shown, versions, wants_quick
 from processes import BenchmarkError
@@ -400,6 +400,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own, others = parser.parse_known_args(arguments)
     is_quick = wants_quick("Adaptive mixtures over recorded answers (--answers FILE, --form FORM).", others)
     sizes = QUICK_SIZES if is_quick else FULL_SIZES
+    if own.answers == SHARED and not SHARED.exists() and not is_quick:
+        print(f"aggregation: skipped, there are no recorded answers in {SHARED}; ANSWERS=FILE names others")
+        return
     try:
         report = Report("aggregation", is_quick, versions(("mosaic-tasks", "rapidfuzz")))
         recordings, named = recordings_of(own.answers, own.form, sizes, is_quick=is_quick)

@@ -94,9 +94,7 @@ def recording(question: Question, model: str) -> dict[str, Any]:
 def write(folder: Path, fleet: Fleet, questions: Sequence[Question]) -> None:
     """A file for each model."""
     for model in (*fleet.experts, fleet.aggregator):
-        lines = (
-            json.dumps(recording(question, model)) for question in questions if said(question, model).text
-        )
+        lines = (json.dumps(recording(question, model)) for question in questions)
         _path(folder, model).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 

@@ -421,10 +421,17 @@ class Ledger:
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
-    def store_plan(self, plan_hash: str, data: bytes, *, keep_s: float) -> None:
-        """Stores an encoded plan under its content hash; storing it again prolongs its life."""
-        if not self.client.pexpire(self.keys.plan(plan_hash), int(keep_s * 1000)):
-            self.client.set(self.keys.plan(plan_hash), data, px=int(keep_s * 1000))
+    def prepare_run(self, run_id: str, *, plan_hash: str, plan: bytes, now_ms: int, keep_s: float) -> None:
+        """Stores the plan of a run that is to be opened, and enters the run into the index: one trip, where the plan is
+        there already."""
+        keep_ms = int(keep_s * 1000)
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.pexpire(self.keys.plan(plan_hash), keep_ms)
+            pipe.zadd(self.keys.runs, {run_id: now_ms})
+            pipe.pexpire(self.keys.runs, keep_ms)
+            is_there, *_ = pipe.execute()
+        if not is_there:
+            self.client.set(self.keys.plan(plan_hash), plan, px=keep_ms)
 
     def prolong_plans(self, plan_hashes: Iterable[str], *, keep_s: float) -> None:
         """Keeps plans alive that unfinished runs use."""

@@ -13,14 +13,13 @@ from typing import Any
 from mosaic_queues.errors import EngineError
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.engines.replay import ReplayEngine
-from mosaic_tasks.execution import dispatching
+from mosaic_tasks.execution import dispatching, fleets
 from mosaic_tasks.execution.process import Process
 from tests.integration.stream_tools import _server, tell
 
-SOON_S = 0.05
-
 dispatching.Hedges = partial(dispatching.Hedges, calls=1_000.0)  # type: ignore[misc, assignment]
-dispatching.hedge_after_s = lambda *_args, **_options: SOON_S
+dispatching.hedge_after_s = lambda *_args, **_options: 0.05
+fleets.LEASE_S = 3_600.0  # what is not given back stays
 _stream = ReplayEngine.stream
 
 

@@ -27,7 +27,6 @@ from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.dispatching import Dispatcher, release_sent
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.execution.sent import Sent, Straggler
-from tests.integration.hedge_gates import SOON_S
 from tests.integration.stream_tools import await_told, happened
 from tests.integration.test_simulated_worker import FAST, SLOW, SimulatedGpus, asked, gpus
 from tests.services import Worker, Workers, key_events
@@ -108,7 +107,8 @@ def site(
     pool = tmp_path / "models.yaml"
     pool.write_text("models:\n  sage:\n    context_tokens: 4096\n    providers:\n" + "".join(offers))
     monkeypatch.setenv("MOSAIC_MODELS", str(pool))
-    monkeypatch.setattr(dispatching, "hedge_after_s", lambda *_args, **_options: SOON_S)
+    monkeypatch.setattr(dispatching, "hedge_after_s", lambda *_args, **_options: 0.05)
+    monkeypatch.setattr(fleets, "LEASE_S", 3_600.0)  # what is not given back stays
     settings.cache_clear()
     made = Site(workers, redis_client)
     yield made

@@ -196,7 +196,7 @@ def test_the_list_of_a_fan_out_is_read_once_for_all_of_its_prompts(
 def test_runs_that_cannot_be_read_keep_no_other_from_being_mended(process: Process) -> None:
     ledger, now_ms = process.ledger, process.now_ms()
     ledger.list_run("never-opened", now_ms=now_ms - 120_000, keep_s=60.0)
-    ledger.store_plan("newer", b"\x93 of a later version", keep_s=60.0)
+    ledger.client.set(ledger.keys.plan("newer"), b"\x93 of a later version", px=60_000)
     ledger.list_run("unreadable", now_ms=now_ms - 60_000, keep_s=60.0)
     roots = [("q", ["0"])]
     ledger.open_run(

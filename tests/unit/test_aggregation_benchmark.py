@@ -452,3 +452,15 @@ def test_small_sizes_do_without_recordings_and_full_ones_say_what_is_missing(
     assert (len(found.questions), named) == (aggregation.QUICK_SIZES.made, "made-up answers")
     with pytest.raises(SystemExit, match="there are no recorded answers in"):
         aggregation.main(["--answers", str(none)])
+
+
+def test_a_full_run_is_skipped_where_nobody_named_recordings_and_there_are_none(
+    aggregation: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("QUICK", raising=False)
+    monkeypatch.setattr(aggregation, "SHARED", tmp_path / "none.jsonl")
+    aggregation.main(["--answers", str(tmp_path / "none.jsonl")])
+    assert "skipped, there are no recorded answers in" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,22 @@ def streaming(load: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture(scope="module")
 def inference(load: Callable[[str], ModuleType]) -> ModuleType:
     return load("inference")
+
+
+@pytest.fixture(scope="module")
+def mixtures(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("mixtures")
+
+
+@pytest.fixture(scope="module")
+def asked_mixtures(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("mixtures_scenario")
+
+
+@pytest.fixture
+def made_answers(load: Callable[[str], ModuleType], tmp_path: Path) -> Any:
+    path = load("aggregation_made").write(tmp_path / "made.jsonl", count=20)
+    return load("aggregation_recordings").read(path)
 
 
 @pytest.fixture(scope="module")
@@ -518,3 +535,83 @@ def test_a_slope_has_the_interval_of_its_regression(inference: ModuleType) -> No
     assert slope.interval_kb == pytest.approx(2100.0 * (2 / 3 / 1 / 2) ** 0.5)
     above = slope.above(inference.Slope(400.0, 100.0))
     assert (above.kb, above.interval_kb) == pytest.approx((600.0, (slope.interval_kb**2 + 1e4) ** 0.5))
+
+
+def answered(*seconds: float, experts: int, aggregated: bool, tokens: float) -> list[dict[str, Any]]:
+    told = {"right": True, "experts": experts, "aggregated": aggregated, "cut": 0, "aggregator_tokens": 0.0}
+    return [{**told, "seconds": each, "expert_tokens": tokens} for each in seconds]
+
+
+def test_every_target_of_mixtures_is_a_figure(mixtures: ModuleType) -> None:
+    ours = answered(1.0, 2.0, 6.0, experts=2, aggregated=False, tokens=40.0)
+    theirs = answered(4.0, 5.0, 6.0, experts=5, aggregated=True, tokens=100.0)
+    sides = {"adaptive": mixtures.summary(ours), "full": mixtures.summary(theirs)}
+    cut = {"cut": 3, "cancel_ms": [5.0, 1.0]}
+    costs = {
+        side: {"seconds": [0.01], "commands": 1.0, "sent_by_clients": 1.0} for side in ("instant", "by_hand")
+    }
+    figures = {
+        **mixtures.compared_figures(sides),
+        **mixtures.cancel_figures({"": cut, **dict.fromkeys(mixtures.OTHER_POOLS, cut)}),
+        **mixtures.cost_figures(costs),
+    }
+    assert {target.figure for target in mixtures.TARGETS} <= figures.keys()
+    assert figures["latency_ratio"] == pytest.approx(0.4)
+    assert figures["latency_ratio_p99"] == pytest.approx(1.0)
+    assert figures["expert_tokens_share"] == pytest.approx(0.4)
+    assert figures["aggregator_share"] == 0.0
+    assert (figures["cancel_ms_p50"], figures["cancel_ms_p99_solo"]) == (1.0, 5.0)
+    assert (figures["cut"], figures["cut_while_writing"]) == (3, 2)
+
+
+def test_where_nobody_wrote_there_was_nothing_to_cancel(mixtures: ModuleType) -> None:
+    figures = mixtures.cancel_figures({"": {"cut": 1, "cancel_ms": []}})
+    assert (figures["cancel_ms_p99"], figures["cut_while_writing"]) == (None, 0)
+
+
+def test_an_expert_is_late_from_its_cut_to_the_end_of_its_stream(load: Callable[[str], ModuleType]) -> None:
+    noted = load("mixtures_notes")
+
+    def note(name: str, begun_s: float, ended_s: float) -> object:
+        return noted.Note("adaptive-1", name, begun_s, ended_s, chars=9)
+
+    written = [
+        note("writes", 1.0, 3.5),
+        note("ended", 1.0, 2.0),
+        note("later", 3.1, 4.0),
+        note("kept", 1.0, 9.0),
+    ]
+    cut_off = {"writes": 3.0, "ended": 3.0, "later": 3.0, "waits": 3.0}
+    assert noted.cancelled_ms(written, cut_off) == [pytest.approx(500.0)]
+
+
+def test_experts_share_three_gpus_and_the_aggregator_has_one(
+    asked_mixtures: ModuleType, made_answers: Any
+) -> None:
+    fleet = asked_mixtures.fleet_of(made_answers, made_answers.questions)
+    assert fleet.aggregator == "made-70b"
+    assert sorted(fleet.experts) == ["made-12b", "made-14b", "made-7b", "made-8b", "made-9b"]
+    assert len(fleet.places) == len(set(fleet.places)) == 4
+    assert fleet.queues["made-14b"] == fleet.queues["made-12b"] != fleet.queues["made-7b"]
+
+
+def test_recordings_of_a_mixture_answer_its_questions_in_full(
+    asked_mixtures: ModuleType, made_answers: Any, tmp_path: Path
+) -> None:
+    fleet = asked_mixtures.fleet_of(made_answers, made_answers.questions)
+    asked_mixtures.write(tmp_path, fleet, made_answers.questions)
+    asked_mixtures.write_made(tmp_path)
+    question = made_answers.questions[7]
+    for model in (*fleet.experts, fleet.aggregator):
+        message = Message("user", f"{question.question}\n\n[bench adaptive-1]")
+        found = find(str(tmp_path / f"{model}.jsonl"), EngineRequest(messages=(message,)))
+        assert found.text == question.said[model].text
+        assert max(len(text) for _, text in found.deltas) <= asked_mixtures.PIECE_CHARS
+    for workflow in asked_mixtures.workflows(tmp_path, fleet).values():
+        files = [
+            node.agent.model.removeprefix("replay:")
+            for node in compile_workflow(workflow).nodes
+            if node.agent
+        ]
+        assert files
+        assert all(Path(file).exists() for file in files)

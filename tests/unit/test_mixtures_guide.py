@@ -18,6 +18,7 @@ from mosaic_tasks.definition.mixtures import PRESETS, AggregatorSpec, JudgeSpec,
 from mosaic_tasks.definition.parts import Part
 from mosaic_tasks.mixtures.answers import normalise
 from mosaic_tasks.mixtures.beliefs import view_of
+from mosaic_tasks.mixtures.calibration import Outcome, learn
 from mosaic_tasks.mixtures.gates import verdict
 from mosaic_tasks.mixtures.mixture import ASKED_NAMES
 from mosaic_tasks.mixtures.recording import Said
@@ -115,7 +116,10 @@ def test_it_tells_what_details_have() -> None:
 
 
 @pytest.mark.parametrize("block", blocks())
-def test_an_example_compiles(block: str) -> None:
+def test_an_example_compiles(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    history = [Outcome({"probability": place / 40}, right=place % 3 > 0) for place in range(40)]
+    Path("calibration.json").write_bytes(msgspec.json.encode(learn(history)))
     assert compile_workflow(Workflow.from_data(example(block))).nodes[0].mixture is not None
 
 
