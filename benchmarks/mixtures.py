@@ -280,10 +280,10 @@ def measure(report: Report, sizes: Sizes, processes: Processes, server: Server) 
 def show(report: Report) -> None:
     """Prints both sides, and the figures against their targets."""
     names = [name.removesuffix("_full") for name in report.figures if name.endswith("_full")]
-    rows = [(side, *(shown(report.figures[f"{name}_{side}"]) for name in names)) for side in SIDES]
+    rows = [(name, *(shown(report.figures[f"{name}_{side}"]) for side in SIDES)) for name in names]
     told = report.details
-    title = f"{told['questions']} questions, {told['speed']:g} times as fast as on four {told['gpu']}"
-    show_table(title, ("side", *names), rows)
+    title = f"{told['questions']} questions, {told['speed']:g} times as fast as on four {told['gpu']}; of one"
+    show_table(title, ("", *SIDES), rows)
     report.show(TARGETS)
 
 

@@ -13,6 +13,7 @@ from mosaic_routing.queues import POOL
 from mosaic_tasks.definition.mixtures import ExpertSpec, JudgeSpec, MixtureSpec, fitted
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, Edge, NodePlan, Ref
+from mosaic_tasks.definition.templates import names_in
 from mosaic_tasks.mixtures.mixture import ASKED_NAMES, Expert, Limits, Mixture
 from mosaic_tasks.mixtures.values import AnswerForm, Gate, Profile, Rules
 
@@ -23,6 +24,8 @@ USUAL_INPUT, USUAL_OUTPUT = 400, 250
 """Tokens that a question and an answer are taken to have until their lengths are known."""
 UNMEASURED = 0.7
 """Quality of a model that nobody measured."""
+AGGREGATING = 0.9
+"""The same of one that is trusted to aggregate."""
 ASK = "{% if ask %}\n\n{{ ask }}{% endif %}"
 """Behind a prompt that does not say itself where it wants what the mixture adds."""
 SUPPORT = {
@@ -99,7 +102,7 @@ def experts_of(spec: MixtureSpec) -> list[ExpertSpec]:
 
 def _expert_agent(spec: MixtureSpec, expert: ExpertSpec) -> AgentSpec:
     system = expert.system if expert.system is not None else spec.system
-    if expert.role and "role" not in system:
+    if expert.role and "role" not in names_in(system):
         system = f"{system}\n\nYou are {{{{ role }}}}.".strip()
     return AgentSpec(
         prompt=_with_ask(expert.prompt or spec.prompt or ""),
@@ -127,7 +130,8 @@ def _judge_agent(spec: MixtureSpec, judge: JudgeSpec) -> AgentSpec:
 
 
 def _with_ask(prompt: str) -> str:
-    return prompt if "ask" in prompt or "answers" in prompt else prompt.rstrip() + ASK
+    """A prompt that says nowhere what it wants of the answers has it said behind."""
+    return prompt if names_in(prompt) & {"ask", "answers", "open_points"} else prompt.rstrip() + ASK
 
 
 def _asked(
@@ -162,7 +166,7 @@ def _mixture(
     gate, answer = spec.gate, spec.answer
     return Mixture(
         experts=tuple(_expert(spec, each, first + place) for place, each in enumerate(experts)),
-        form=AnswerForm(answer.form, answer.field, answer.choices, answer.tolerance, answer.similarity),
+        form=AnswerForm(*(getattr(answer, name) for name in AnswerForm.__struct_fields__)),
         rules=Rules(spec.rules.pattern, spec.rules.entities, spec.rules.refusals),
         gate=Gate(gate.kind, gate.confidence, gate.window, gate.margin, gate.quorum, gate.worth, gate.second),
         waves=spec.waves,
@@ -174,8 +178,11 @@ def _mixture(
         limits=Limits(spec.budget.usd, spec.budget.tokens, spec.deadline),
         whole=spec.is_whole,
         details=spec.details,
-        capability=spec.select.capability if spec.select is not None else "",
-        most=spec.select.count if spec.select is not None else None,
+        capability=_capability(spec),
+        most=spec.most if spec.select is None else spec.select.count,
+        explores=spec.select is not None,
+        enough=spec.enough,
+        aggregating=_profile(spec, "aggregator", spec.aggregator.model, unmeasured=AGGREGATING),
         diversity=spec.diversity,
         quoted_tokens=spec.quoted_tokens,
         calibration=fitted(spec.calibration) if spec.calibration is not None else None,
@@ -184,28 +191,32 @@ def _mixture(
 
 def _expert(spec: MixtureSpec, expert: ExpertSpec, number: int) -> Expert:
     samples = expert.samples or spec.samples
-    return Expert(expert.name, number, _profile(spec, expert), expert.role, samples, expert.layer)
+    profile = msgspec.structs.replace(_profile(spec, expert.name, expert.model), offers=expert.offers)
+    return Expert(expert.name, number, profile, expert.role, samples, expert.layer)
 
 
-def _profile(spec: MixtureSpec, expert: ExpertSpec) -> Profile:
-    """What the pool tells of an expert; of one that is in no pool nothing is known."""
-    scheme, _, name = (expert.model or "").partition(":")
+def _capability(spec: MixtureSpec) -> str:
+    return spec.capability or (spec.select.capability if spec.select is not None else "")
+
+
+def _profile(spec: MixtureSpec, called: str, model: str | None, *, unmeasured: float = UNMEASURED) -> Profile:
+    """What the pool tells of a model; of one that is in no pool nothing is known."""
+    scheme, _, name = (model or "").partition(":")
     known = pool().models.get(name) if scheme == POOL else None
     if known is None:
-        return Profile(expert.name, model=expert.model or "", quality=UNMEASURED, offers=expert.offers)
-    capability = spec.select.capability if spec.select is not None else ""
+        return Profile(called, model=model or "", quality=unmeasured)
     measured = known.capabilities
-    quality = measured.get(capability) or (sum(measured.values()) / len(measured) if measured else UNMEASURED)
+    mean = sum(measured.values()) / len(measured) if measured else unmeasured
+    quality = measured.get(_capability(spec)) or mean
     price = known.price
     usd = (USUAL_INPUT * price.input + USUAL_OUTPUT * price.output) / 1e6 if price is not None else 0.0
     return Profile(
-        expert.name,
+        called,
         model=name,
         quality=quality,
         usd=usd,
         tokens=USUAL_INPUT + USUAL_OUTPUT,
         context_tokens=known.context_tokens,
-        offers=expert.offers,
     )
 
 

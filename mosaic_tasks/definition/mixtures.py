@@ -15,14 +15,21 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mosaic_tasks.definition.parts import Duration, Part, Requires, Texts
 from mosaic_tasks.mixtures.calibration import Calibration
+from mosaic_tasks.mixtures.checks import pattern_error
 from mosaic_tasks.mixtures.values import AggregatorKind, Form, GateKind
 
 Preset = Literal["self-consistency", "debate", "race", "layers", "best-of-n"]
 PRESETS: dict[str, dict[str, Any]] = {
-    "self-consistency": {"samples": 8, "waves": [3, 1], "aggregator": "majority", "temperature": 0.7},
+    "self-consistency": {
+        "samples": 8,
+        "waves": [3, 1],
+        "gate": "unanimous",
+        "aggregator": "majority",
+        "temperature": 0.7,
+    },
     "debate": {"waves": [2], "rounds": 3, "gate": {"kind": "unanimous", "window": 2}, "min_experts": 2},
     "race": {"waves": [1000], "gate": {"kind": "quorum", "quorum": 1}, "aggregator": "majority"},
-    "layers": {"waves": [1000], "gate": "posterior", "aggregator": "synthesis"},
+    "layers": {"waves": [1000], "aggregator": "synthesis"},
     "best-of-n": {"samples": 4, "waves": [1000], "gate": "none", "aggregator": "rank", "temperature": 0.7},
 }
 """What each preset says; `waves: [1000]` asks all at once."""
@@ -34,33 +41,51 @@ _NEEDS_VERIFIER = ("verify", "rank")
 MOST_SAMPLES = 64
 
 
-def _as(name: str) -> BeforeValidator:
-    """A part of which mostly one field is said: that field alone stands for it."""
-    return BeforeValidator(lambda value: value if isinstance(value, (dict, Part)) else {name: value})
+def _as(name: str, given: Any) -> BeforeValidator:
+    """A part of which mostly one field is said: that field alone stands for it.
+
+    Args:
+        given: what may stand there, for editors.
+    """
+    return BeforeValidator(
+        lambda value: value if isinstance(value, (dict, Part)) else {name: value},
+        json_schema_input_type=given,
+    )
 
 
 class ExpertSpec(Part):
     """Somebody who is asked; what it does not say, the mixture says."""
 
-    name: str = Field(default="", max_length=60, description="default: the model's")
-    model: str | None = Field(default=None, description="as an agent's")
-    requires: Requires | None = None
-    prompt: str | None = None
-    system: str | None = None
+    name: str = Field(
+        default="", max_length=60, description="in votes, events and what is learned; default: the model's"
+    )
+    model: str | None = Field(default=None, description="as an agent's: PROVIDER:NAME, or pool:NAME")
+    requires: Requires | None = Field(
+        default=None, description="instead of a model: what it must be able to do"
+    )
+    prompt: str | None = Field(default=None, description="instead of the mixture's")
+    system: str | None = Field(default=None, description="instead of the mixture's")
     role: str = Field(
-        default="", max_length=2000, description="what it is to be, in words: its prompt says it"
+        default="",
+        max_length=2000,
+        description="what it is to be, such as `a critic`: its system message says so, and the aggregator's prompt",
     )
     samples: int | None = Field(
-        default=None, ge=1, le=MOST_SAMPLES, description="times it may be asked a round"
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        description="how often it may be asked in a round; default: the mixture's",
     )
     layer: int = Field(default=0, ge=0, le=10, description="the round in which it is asked; 0: in each")
-    queue: str | None = Field(default=None, min_length=1, description="Celery queue")
-    offers: Texts = Field(default=(), description="what it can bring, such as data, code, check")
-    temperature: float | None = Field(default=None, ge=0, le=10)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    adapter: str = ""
+    queue: str | None = Field(default=None, min_length=1, description="Celery queue, instead of its model's")
+    offers: Texts = Field(
+        default=(), description="what it can bring that others lack, such as data, code or check"
+    )
+    temperature: float | None = Field(default=None, ge=0, le=10, description="instead of the mixture's")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="as an agent's")
+    max_tokens: int | None = Field(default=None, ge=1, description="instead of the mixture's")
+    seed: int | None = Field(default=None, description="as an agent's; with samples, all would be the same")
+    adapter: str = Field(default="", description="a LoRA adapter that the model's workers host")
 
     @field_validator("name")
     @classmethod
@@ -75,50 +100,67 @@ class ExpertSpec(Part):
 class Selection(Part):
     """Experts from the model pool."""
 
-    capability: str = Field(description="such as math: models of the pool with a measured quality in it")
-    count: int = Field(default=5, ge=1, le=64, description="so many are asked at most")
+    capability: str = Field(description="such as math: of models of the pool that were measured in it")
+    count: int = Field(default=5, ge=1, le=64, description="so many are asked in a round at most")
     among: Texts = Field(default=(), description="models of the pool; default: all that have the capability")
-    quality: float = Field(default=0.0, ge=0, le=1, description="measured at least")
+    quality: float = Field(default=0.0, ge=0, le=1, description="the least that was measured, 0 to 1")
 
 
 class AnswerSpec(Part):
     """How answers are compared."""
 
-    form: Form = "text"
+    form: Form = Field(
+        default="text", description="what an answer is; the same number, choice, ... is one answer"
+    )
     field: str = Field(default="", description="the part of a JSON answer that is compared, such as `answer`")
-    choices: Texts = ()
-    tolerance: float = Field(default=0.0, ge=0, lt=1, description="of numbers: relative difference")
+    choices: Texts = Field(default=(), description="of choice: what may be chosen; default: a letter")
+    tolerance: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of numbers: the relative difference up to which two are the same",
+    )
     similarity: float = Field(
-        default=0.85, gt=0, le=1, description="of texts: from there on they say the same"
+        default=0.85, gt=0, le=1, description="of texts, 0 to 1: from there on two say the same"
+    )
+    embedding: str = Field(
+        default="",
+        description="of texts: a model of sentence-transformers that compares them; without it, by their words",
     )
 
 
 class RulesSpec(Part):
     """What an answer must hold to count."""
 
-    pattern: str = Field(default="", max_length=1000, description="a regular expression that is found in it")
-    entities: Texts = Field(default=(), description="words that are in it")
+    pattern: str = Field(
+        default="",
+        max_length=1000,
+        description="a regular expression, without look-around, that is found in it",
+    )
+    entities: Texts = Field(default=(), description="words that are in it, whatever their case")
     refusals: bool = Field(default=True, description="an answer that refuses does not count")
 
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if pattern and (reason := pattern_error(pattern)) is not None:
+            raise ValueError(reason)
         return pattern
 
 
 class GateSpec(Part):
     """When the mixture stops asking."""
 
-    kind: GateKind = "posterior"
-    confidence: float | None = Field(default=0.95, gt=0, lt=1)
-    window: int = Field(default=3, ge=1, le=100, description="of unanimous")
+    kind: GateKind = Field(default="probability", description="what is asked of the answers after each one")
+    confidence: float | None = Field(
+        default=0.95, gt=0, lt=1, description="probability that is enough; null: the rule alone decides"
+    )
+    window: int = Field(default=3, ge=1, le=100, description="of unanimous: so many in a row say the same")
     margin: int = Field(default=2, ge=1, le=100, description="of margin: votes ahead")
     quorum: float = Field(
-        default=0.8, gt=0, description="votes for one answer; below 1: share of the experts"
+        default=0.8,
+        gt=0,
+        description="of quorum: votes for one answer; below 1: a share of all that may be asked",
     )
     worth: float = Field(default=0.01, ge=0, description="of cost: US dollars that a right answer is worth")
     second: float = Field(default=0.0, ge=0, description="of cost: US dollars that a second of waiting costs")
@@ -127,51 +169,93 @@ class GateSpec(Part):
 class BudgetSpec(Part):
     """What all calls of the mixture may take together."""
 
-    usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    tokens: int | None = Field(default=None, ge=0)
+    usd: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="US dollars")
+    tokens: int | None = Field(default=None, ge=0, description="read and written")
 
 
 class JudgeSpec(Part):
     """A model that judges or aggregates answers."""
 
-    model: str | None = None
-    requires: Requires | None = None
-    prompt: str | None = Field(
-        default=None, description="sees what the experts see, and `ask`: what it is to do"
+    model: str | None = Field(default=None, description="as an agent's: PROVIDER:NAME, or pool:NAME")
+    requires: Requires | None = Field(
+        default=None, description="instead of a model: what it must be able to do"
     )
-    system: str = ""
-    temperature: float | None = Field(default=None, ge=0, le=10)
-    max_tokens: int | None = Field(default=None, ge=1)
+    prompt: str | None = Field(
+        default=None,
+        description="sees what the experts see, and `ask`: what it is to do; default: the mixture's, then `ask`",
+    )
+    system: str = Field(default="", description="Jinja template of its system message")
+    temperature: float | None = Field(default=None, ge=0, le=10, description="as an agent's")
+    max_tokens: int | None = Field(default=None, ge=1, description="as an agent's")
 
 
 class AggregatorSpec(JudgeSpec):
     """What becomes of the answers where no gate passes."""
 
-    kind: AggregatorKind = "weighted"
+    kind: AggregatorKind = Field(
+        default="weighted", description="counting (majority, weighted), a verifier (verify, rank) or a model"
+    )
 
 
 class MixtureSpec(Part):
     """Several experts are asked, until the answer is certain enough."""
 
-    preset: Preset | None = Field(default=None, description="fields that it names need not be said")
-    prompt: str | None = Field(default=None, description="as an agent's; experts may have their own")
-    system: str = ""
-    output: str | dict[str, Any] | None = Field(default=None, description="JSON Schema of an answer")
-    experts: tuple[ExpertSpec, ...] = ()
-    select: Selection | None = Field(default=None, description="experts from the model pool")
-    samples: int = Field(default=1, ge=1, le=MOST_SAMPLES, description="of experts that do not say")
-    answer: Annotated[AnswerSpec, _as("form")] = AnswerSpec()
-    rules: RulesSpec = RulesSpec()
-    gate: Annotated[GateSpec, _as("kind")] = GateSpec()
-    waves: Annotated[tuple[int, ...], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)] = Field(
-        default=(2, 1), min_length=1, description="how many are asked at once; the last number goes on"
+    preset: Preset | None = Field(
+        default=None, description="stands for some fields; what the file says itself goes before it"
     )
-    min_experts: int = Field(default=2, ge=1, description="no gate passes before so many have answered")
+    prompt: str | None = Field(default=None, description="as an agent's; experts may have their own")
+    system: str = Field(default="", description="Jinja template of the experts' system message")
+    output: str | dict[str, Any] | None = Field(
+        default=None, description="JSON Schema of an answer, or `module:Model`; without it answers are text"
+    )
+    experts: tuple[ExpertSpec, ...] = Field(
+        default=(), description="who may be asked, in this order; or `select`"
+    )
+    select: Selection | None = Field(
+        default=None, description="experts from the model pool, instead of `experts`"
+    )
+    samples: int = Field(
+        default=1, ge=1, le=MOST_SAMPLES, description="how often each expert may be asked in a round"
+    )
+    answer: Annotated[AnswerSpec, _as("form", Form | AnswerSpec)] = Field(
+        default=AnswerSpec(), description="how answers are compared; a form alone may stand for it"
+    )
+    rules: RulesSpec = Field(default=RulesSpec(), description="what an answer must hold to count")
+    gate: Annotated[GateSpec, _as("kind", GateKind | GateSpec)] = Field(
+        default=GateSpec(), description="when asking stops; a kind alone may stand for it"
+    )
+    waves: Annotated[
+        tuple[int, ...],
+        BeforeValidator(
+            lambda v: [v] if isinstance(v, int) else v, json_schema_input_type=int | tuple[int, ...]
+        ),
+    ] = Field(
+        default=(),
+        description="how many are asked at once; the last number goes on. Default: as many as the gate needs at least",
+    )
+    min_experts: int = Field(default=2, ge=1, description="no gate passes before so many answers count")
+    most: int | None = Field(default=None, ge=1, description="so many are asked in a round at most")
+    enough: float = Field(
+        default=0.65,
+        ge=0,
+        le=1,
+        description="once all experts are heard, a model aggregates or verifies only where the leader is less probable",
+    )
     rounds: int = Field(default=1, ge=1, le=10, description="in later ones, experts see the earlier answers")
-    aggregator: Annotated[AggregatorSpec, _as("kind")] = AggregatorSpec()
-    verifier: JudgeSpec | None = None
-    budget: Annotated[BudgetSpec, _as("usd")] = BudgetSpec()
-    deadline: Duration | None = Field(default=None, description="then it answers with the best it has")
+    aggregator: Annotated[AggregatorSpec, _as("kind", AggregatorKind | AggregatorSpec)] = Field(
+        default=AggregatorSpec(),
+        description="what becomes of the answers where no gate passes; a kind alone may stand for it",
+    )
+    verifier: JudgeSpec | None = Field(
+        default=None, description="a model that judges answers, for the aggregators verify and rank"
+    )
+    budget: Annotated[BudgetSpec, _as("usd", float | BudgetSpec)] = Field(
+        default=BudgetSpec(),
+        description="what all calls together may take; US dollars alone may stand for it",
+    )
+    deadline: Duration | None = Field(
+        default=None, description="after so long it answers with the best it has"
+    )
     whole: bool | None = Field(
         default=None,
         description="the output is the leading answer as it was given, not only the part that is compared; experts "
@@ -181,20 +265,25 @@ class MixtureSpec(Part):
     quoted_tokens: int = Field(
         default=4096,
         ge=256,
-        description="of answers, to other experts and to the aggregator; by value, not by tail",
+        description="so much of the answers is quoted to other experts and to the aggregator, the best parts first",
     )
     diversity: float = Field(
-        default=1.0,
+        default=0.0,
         ge=0,
         le=1,
-        description="of select: how much it counts to err in other places than who was asked",
+        description="0 to 1: how much it counts, for who is asked next, to err in other places than those asked",
+    )
+    capability: str = Field(
+        default="",
+        description="what the questions are about, such as math: experts are measured and remembered by it; "
+        "default: that of `select`, or this node",
     )
     calibration: str | None = Field(
         default=None,
         description="a file that `mosaic calibrate` wrote: how likely the leading answer is right",
     )
-    temperature: float | None = Field(default=None, ge=0, le=10)
-    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=10, description="of experts that do not say it")
+    max_tokens: int | None = Field(default=None, ge=1, description="of experts that do not say it")
 
     @model_validator(mode="before")
     @classmethod
@@ -240,7 +329,8 @@ class MixtureSpec(Part):
             raise ValueError(f"the aggregator {kind!r} needs a `verifier`: the model that judges the answers")
         if kind == "synthesis" and self.aggregator.model is None and self.aggregator.requires is None:
             raise ValueError(f"the aggregator {kind!r} needs a `model`: who writes one answer of all")
-        if kind not in _NEEDS_MODEL and (self.aggregator.model or self.aggregator.prompt):
+        named = self.aggregator.model or self.aggregator.prompt or self.aggregator.requires
+        if kind not in _NEEDS_MODEL and named:
             raise ValueError(f"the aggregator {kind!r} counts and asks no model; 'synthesis' and 'build' do")
         return self
 

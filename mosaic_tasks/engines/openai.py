@@ -224,6 +224,11 @@ class OpenAIEngine:
             finally:
                 group.free(server)  # once it is noted whether it rests, or who waits is sent there at once
 
+    def cost_usd(self, model: str, usage: Usage) -> float | None:
+        """The price of an answer that was stopped, where the model has one: the highest of its servers."""
+        costs = [_cost_usd(server, usage, model) for server in self._group(model).standings]
+        return max((cost for cost in costs if cost is not None), default=None)
+
     # -- which server
 
     def _group(self, model: str) -> EndpointGroup[_Server]:

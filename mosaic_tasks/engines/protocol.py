@@ -132,7 +132,8 @@ Events = AsyncGenerator[TextDelta | Finished, None]
 class Engine(Protocol):
     """An inference engine; one per process and event loop.
 
-    One that takes a `prefix` says so by an attribute or a property, `continues = True`.
+    One that takes a `prefix` says so by an attribute or a property, `continues = True`; one that knows prices has a
+    method `cost_usd(model, usage)`.
     """
 
     @property
@@ -190,8 +191,17 @@ async def complete(
             hear(Parted(event.text, "") if request.prefix else reader.feed(event.text))
             if is_enough is not None and is_enough():
                 text, thought = "".join(pieces), "".join(thoughts)
-                return Completion(text, approx_usage(request, thought + text), "stop", thought, is_cut=True)
+                return Completion(
+                    text, _used_so_far(engine, request, thought + text), "stop", thought, is_cut=True
+                )
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
+
+
+def _used_so_far(engine: Engine, request: EngineRequest, written: str) -> Usage:
+    """The usage of an answer that was stopped, priced where the engine knows a price (`cost_usd`)."""
+    used = approx_usage(request, written)
+    cost_usd = getattr(engine, "cost_usd", None)
+    return used if cost_usd is None else msgspec.structs.replace(used, cost_usd=cost_usd(request.model, used))
 
 
 def asked(messages: Sequence[Message]) -> str:

@@ -61,6 +61,10 @@ class ReplayEngine:
     async def aclose(self) -> None:
         """Holds nothing."""
 
+    def cost_usd(self, _model: str, _usage: Usage) -> float:
+        """Nothing."""
+        return 0.0
+
     async def stream(self, request: EngineRequest) -> Events:
         """The recorded answer, piece by piece, each when it is due.
 

@@ -70,6 +70,8 @@ def heard_of(answer: AgentAnswer, names: Mapping[str, Any], agent: AgentPlan, mi
     read = None if found else normalise(given, mixture.form)
     if read is None and not found:
         found = ("unreadable",)
+    if read is not None and mixture.whole:
+        read = msgspec.structs.replace(read, value=answer.value)
     missing = _missing(answer.value, answer.text)
     return msgspec.structs.replace(heard, answer=read, problems=found, missing=missing)
 

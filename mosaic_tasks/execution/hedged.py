@@ -13,7 +13,11 @@ LOOK_S = 0.5
 
 
 async def watched(
-    answer: Coroutine[Any, Any, T], look: Callable[[float], Awaitable[bool]], *, after_s: float, look_s: float = LOOK_S
+    answer: Coroutine[Any, Any, T],
+    look: Callable[[float], Awaitable[bool]],
+    *,
+    after_s: float,
+    look_s: float = LOOK_S,
 ) -> T:
     """The answer.
 

@@ -244,7 +244,7 @@ class PreparedPlan:
     def has_recalls(self) -> bool:
         """Whether claims of its calls may end while they run and the run goes on: what is asked twice, or asked no
         more."""
-        return self.has_routed or any(getattr(node, "mixture", None) is not None for node in self.plan.nodes)
+        return self.has_routed or any(node.mixture is not None for node in self.plan.nodes)
 
     def learned_name(self, number: int) -> str:
         """Under which name the lengths of a node's prompts and answers are learned."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from mosaic_tasks.mixtures.agreement import Similarity, groups
+from mosaic_tasks.mixtures.semantics import embedded
 from mosaic_tasks.mixtures.values import Answer, AnswerForm, Candidate, Heard, Profile, View
 
 PRIOR_STRENGTH = 20.0  # outcomes that a measured quality is worth
@@ -59,7 +60,7 @@ def view_of(
         planned: how many calls there are at most, in all.
         upcoming: who would be asked next.
         calibration: from `features` to the probability that the leader is right.
-        similarity: of texts, as in `agreement.groups`.
+        similarity: of texts, as in `agreement.groups`; default: what the form says.
         families: what `families_of(profiles)` gives, where the caller keeps it.
     """
     votes = _votes(heard, form, similarity)
@@ -131,7 +132,8 @@ def families_of(profiles: Mapping[str, Profile]) -> dict[str, str]:
 
 
 def features(candidates: Sequence[Candidate], heard: int) -> dict[str, float]:
-    """What a calibration goes by: the leader's probability, votes and lead, among so many calls that were heard."""
+    """What a calibration goes by: the leader's probability, votes and lead, among so many calls that were heard, and
+    what its tokens' log-probabilities tell, where they are known."""
     leader, *others = candidates
     return {
         "probability": leader.probability,
@@ -139,11 +141,14 @@ def features(candidates: Sequence[Candidate], heard: int) -> dict[str, float]:
         "share": leader.votes / heard,
         "lead": leader.weight - (others[0].weight if others else 0.0),
         "answers": float(len(candidates)),
+        **leader.signals,
     }
 
 
 def _votes(heard: Sequence[Heard], form: AnswerForm, similarity: Similarity | None) -> Votes:
     """The answers that count, and the calls that gave each."""
+    if similarity is None and form.embedding:
+        similarity = embedded(form.embedding)
     found = groups([one.answer for one in heard], form, similarity=similarity)
     return [(group.answer, [heard[place] for place in group.members]) for group in found]
 
@@ -155,10 +160,19 @@ def _candidates(
     weights = [_weight(members, profiles, kin, coincidence) for _, members in votes]
     odds = _odds([weight * VOTE + math.log(coincidence) for weight in weights])
     found = [
-        Candidate(answer, tuple(one.index for one in members), weight, probability)
+        Candidate(answer, tuple(one.index for one in members), weight, probability, _signals(members))
         for (answer, members), weight, probability in zip(votes, weights, odds, strict=True)
     ]
     return sorted(found, key=lambda one: (-one.weight, min(one.indices)))
+
+
+def _signals(members: Sequence[Heard]) -> dict[str, float]:
+    """The mean of each signal over the calls that have it."""
+    found: dict[str, list[float]] = {}
+    for one in members:
+        for name, value in one.signals.items():
+            found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def _weight(

@@ -19,7 +19,7 @@ from mosaic_tasks.mixtures.aggregators import best_of, majority, supported
 from mosaic_tasks.mixtures.beliefs import Calibration, view_of
 from mosaic_tasks.mixtures.gates import need, verdict
 from mosaic_tasks.mixtures.mixture import Choice, ChoiceBy, Expert, Memory, Mixture, Question, QuestionKind
-from mosaic_tasks.mixtures.selection import Left, Terms, chosen
+from mosaic_tasks.mixtures.selection import Left, chosen
 from mosaic_tasks.mixtures.values import Candidate, Heard, Profile, View
 
 Heards = Mapping[int, Heard]
@@ -119,59 +119,61 @@ _UNKNOWN = Profile("")
 
 def _next_wave(at: Situation, view: View) -> Step:
     """Everybody who was asked has answered: ask more, or begin the next round, or come to an end."""
-    mixture, memory = at.mixture, at.memory
-    if names := _wave(at):
+    memory = at.memory
+    if names := _wave(at, view, _left(at)):
         return _asked(at, memory, [(name, "expert") for name in names])
-    if _is_spent(at) and not memory.asked:
-        return _out_of(at, view, "budget", "the budget holds no call")
-    if _is_spent(at) and mixture.synthesizer is not None:
-        return _out_of(at, view, "budget", "the budget holds no more calls")
-    if memory.round < mixture.rounds and not _is_spent(at):
-        later = replace(memory, round=memory.round + 1)
-        fresh = at._replace(memory=later)
-        if names := _wave(fresh):
-            return _asked(fresh, later, [(name, "expert") for name in names])
+    if _wave(at, view, Left()):
+        return _out_of(at, view, "budget", f"the budget holds no {'more calls' if memory.asked else 'call'}")
+    if memory.round < at.mixture.rounds:
+        return _next_round(at, view)
     return _close(at, view)
 
 
-def _wave(at: Situation) -> tuple[str, ...]:
-    """Whom the next wave asks."""
+def _next_round(at: Situation, view: View) -> Step:
+    """Experts see what was said in this one."""
+    later = at._replace(memory=replace(at.memory, round=at.memory.round + 1))
+    if names := _wave(later, view_now(later), _left(at)):
+        return _asked(later, later.memory, [(name, "expert") for name in names])
+    return _out_of(at, view, "budget", "the budget holds no more calls")
+
+
+def _wave(at: Situation, view: View, left: Left) -> tuple[str, ...]:
+    """Whom the next wave asks: the most valuable first; those of which nothing is known in the order of the file."""
     mixture, memory = at.mixture, at.memory
     asked = [q for q in memory.asked if q.kind == "expert" and q.round == memory.round]
-    count = mixture.waves[min(_wave_number(asked, mixture.waves), len(mixture.waves) - 1)]
-    count = min(count, mixture.planned - len(asked))
-    if count <= 0:
-        return ()
-    profiles = [_profile(at, expert) for expert in _available(mixture, memory, asked)]
-    chance = Random(memory.seed * 1_000_003 + len(memory.asked))  # noqa: S311 - no secret: deciding again gives the same
-    return _picked(at, profiles, [memory.profiles.get(q.expert, _UNKNOWN) for q in asked], count, chance)
-
-
-def _picked(
-    at: Situation, profiles: Sequence[Profile], asked: Sequence[Profile], count: int, chance: Random
-) -> tuple[str, ...]:
-    """The experts in the order of the file, or, where they are chosen from the pool, the most valuable; before them
-    those who bring what answers lacked."""
-    left, lacking = _left(at), _lacking(at)
-    if at.mixture.most is not None:
-        return chosen(
-            profiles,
-            count=count,
-            asked=asked,
+    count = min(_wave_size(at, view, asked), mixture.planned - len(asked))
+    chance = Random(memory.seed * 1_000_003 + len(memory.asked)) if mixture.explores else None  # noqa: S311 - no secret
+    beside = [memory.profiles.get(q.expert, _UNKNOWN) for q in asked]
+    lacking, names = _lacking(at), list[str]()
+    for turn in _available(mixture, memory, asked):
+        profiles = {expert.name: _profile(at, expert) for expert in turn}
+        more = chosen(
+            list(profiles.values()),
+            count=count - len(names),
+            asked=beside,
             chance=chance,
-            terms=Terms(),
             missing=lacking,
             left=left,
-            diversity=at.mixture.diversity,
+            diversity=mixture.diversity,
         )
-    names, able = list[str](), list(profiles)
-    while len(names) < count and (fitting := [one for one in able if left.holds(one)]):
-        first = next((one for one in fitting if lacking.intersection(one.offers)), fitting[0])
-        names.append(first.name)
-        able.remove(first)
-        lacking.difference_update(first.offers)
-        left = left.less(first)
+        for name in more:
+            left = left.less(profiles[name])
+        beside += [profiles[name] for name in more]
+        names += more
     return tuple(names)
+
+
+def _wave_size(at: Situation, view: View, asked: Sequence[Question]) -> int:
+    """As many as the file says; where it does not, as many as the gate needs at least."""
+    waves = at.mixture.waves
+    if not waves:
+        counted = sum(candidate.votes for candidate in view.candidates)
+        return max(need(at.mixture.gate, view), at.mixture.min_experts - counted, 1)
+    total = number = 0
+    while total < len(asked):
+        total += waves[min(number, len(waves) - 1)]
+        number += 1
+    return waves[min(number, len(waves) - 1)]
 
 
 def _lacking(at: Situation) -> set[str]:
@@ -181,22 +183,13 @@ def _lacking(at: Situation) -> set[str]:
     return missing.difference(*(at.memory.profiles.get(q.expert, _UNKNOWN).offers for q in asked))
 
 
-def _wave_number(asked: Sequence[Question], waves: Sequence[int]) -> int:
-    """How many waves were asked already."""
-    total = number = 0
-    while total < len(asked):
-        total += waves[min(number, len(waves) - 1)]
-        number += 1
-    return number
-
-
-def _available(mixture: Mixture, memory: Memory, asked: Sequence[Question]) -> list[Expert]:
-    """An entry for each time that an expert may still be asked in this round."""
+def _available(mixture: Mixture, memory: Memory, asked: Sequence[Question]) -> list[list[Expert]]:
+    """Who may still be asked in this round: everybody once more before anybody twice more."""
     times = [
         (expert, sum(q.expert == expert.name for q in asked)) for expert in mixture.of_round(memory.round)
     ]
     most = max((expert.samples for expert, _ in times), default=0)
-    return [expert for turn in range(most) for expert, before in times if before <= turn < expert.samples]
+    return [[expert for expert, before in times if before <= turn < expert.samples] for turn in range(most)]
 
 
 def _profile(at: Situation, expert: Expert) -> Profile:
@@ -204,8 +197,12 @@ def _profile(at: Situation, expert: Expert) -> Profile:
 
 
 def _upcoming(at: Situation) -> Profile | None:
+    """Who is asked next, as far as can be told before it is known what was heard."""
     asked = [q for q in at.memory.asked if q.kind == "expert" and q.round == at.memory.round]
-    return next((_profile(at, e) for e in _available(at.mixture, at.memory, asked)), None)
+    turns = (turn for turn in _available(at.mixture, at.memory, asked) if turn)
+    profiles = {expert.name: _profile(at, expert) for expert in next(turns, [])}
+    names = chosen(list(profiles.values()), count=1, diversity=at.mixture.diversity)
+    return profiles[names[0]] if names else None
 
 
 # -- the end -----------------------------------------------------------------------------------------------------
@@ -217,24 +214,32 @@ def _close(at: Situation, view: View) -> Step:
     if not view.candidates:
         return _failed(at)
     kind = mixture.aggregator
-    if kind in ("verify", "rank") and mixture.verifier is not None:
-        abouts = [candidate.indices[:1] for candidate in view.candidates]
-        if kind == "rank":
-            abouts = [(index,) for candidate in view.candidates for index in candidate.indices]
-        closing = replace(at.memory, closing=True)
-        return _asked(at, closing, [("verifier", "verifier")] * len(abouts), abouts)
-    if mixture.synthesizer is not None:
-        return _asked(at, replace(at.memory, closing=True), [("aggregator", "aggregator")])
-    return _answered(at, _counted(view, kind if kind in ("majority", "weighted") else "weighted"))
+    if not mixture.asks_a_model or (kind != "rank" and _is_enough(at, view)):
+        return _answered(at, _counted(at, view, "majority" if kind == "majority" else "weighted"))
+    if _is_spent(at):
+        return _out_of(at, view, "budget", "the budget holds no more calls")
+    closing = replace(at.memory, closing=True)
+    if kind not in ("verify", "rank"):
+        return _asked(at, closing, [("aggregator", "aggregator")])
+    abouts = [candidate.indices[:1] for candidate in view.candidates]
+    if kind == "rank":
+        abouts = [(index,) for candidate in view.candidates for index in candidate.indices]
+    return _asked(at, closing, [("verifier", "verifier")] * len(abouts), abouts)
 
 
-def _counted(view: View, kind: ChoiceBy) -> Choice:
+def _is_enough(at: Situation, view: View) -> bool:
+    """Whether the leader is sure enough to ask no aggregator, once all experts are heard."""
+    return view.leader is not None and view.leader.probability >= at.mixture.enough
+
+
+def _counted(at: Situation, view: View, kind: ChoiceBy) -> Choice:
     """The answer that most gave, or that weighs most; a tie goes to the weight, then to who came first."""
     leader = (majority(view) if kind == "majority" else view.leader) or view.candidates[0]
     total = sum(candidate.votes for candidate in view.candidates)
-    return _choice(
-        leader, kind, f"{leader.votes} of {total} said {leader.answer.shown!r}, and no gate passed"
-    )
+    why = f"{leader.votes} of {total} said {leader.answer.shown!r}, and no gate passed"
+    if at.mixture.asks_a_model and not at.memory.closing:
+        why += f"; it is right with probability {leader.probability:.2f}, so that no model is asked about it"
+    return _choice(leader, kind, why)
 
 
 def _closing(at: Situation) -> Step:
@@ -263,22 +268,37 @@ def _judged(at: Situation, view: View, judged: Sequence[Question]) -> Choice:
     elif (kept := supported(view, scores)) is not None:
         support = max(scores[index] for index in kept.indices if index in scores)
         return _choice(kept, "verify", f"the verifier supports it with {support:.2f}")
-    counted = _counted(view, "weighted")
+    counted = _counted(at, view, "weighted")
     return replace(counted, why=f"{counted.why}; the verifier judged nothing")
 
 
 def _synthesised(at: Situation, view: View, heard: Heard) -> Choice:
     """What the aggregator wrote; where it failed, what the experts' votes say."""
     if heard.answer is None:
-        counted = _counted(view, "weighted")
+        counted = _counted(at, view, "weighted")
         reason = heard.failed or f"its answer is {', '.join(heard.problems) or 'unreadable'}"
         return replace(counted, why=f"{counted.why}; the aggregator gave nothing: {reason}")
-    same = next((c for c in view.candidates if c.answer.key == heard.answer.key), None)
     by: ChoiceBy = "build" if at.mixture.aggregator == "build" else "synthesis"
-    probability = same.probability if same is not None else 0.0
-    supporters = same.indices if same is not None else ()
-    why = "no gate passed, the aggregator decided"
-    return Choice(heard.answer.value, heard.answer.shown, probability, by, why, supporters)
+    after = _with_vote(at, heard)
+    leader = after.leader
+    if at.mixture.whole or leader is None or leader.answer.key == heard.answer.key:
+        probability = leader.probability if leader is not None else 0.0
+        supporters = next((c.indices for c in view.candidates if c.answer.key == heard.answer.key), ())
+        why = "no gate passed, the aggregator decided"
+        return Choice(heard.answer.value, heard.answer.shown, probability, by, why, supporters)
+    why = f"the aggregator said {heard.answer.shown!r}, and {leader.answer.shown!r} weighs more all the same"
+    return replace(_choice(leader, "weighted", why), supporters=leader.indices)
+
+
+def _with_vote(at: Situation, aggregated: Heard) -> View:
+    """What is known when the aggregator's answer is one more vote."""
+    memory = at.memory
+    asked = [q for q in memory.asked if q.kind == "expert" and q.round == memory.round]
+    heard = [at.heard[q.index] for q in asked if q.index in at.heard]
+    profiles = {**memory.profiles, aggregated.expert: at.mixture.aggregating}
+    return view_of(
+        [*heard, aggregated], profiles, at.mixture.form, planned=len(heard) + 1, calibration=at.calibration
+    )
 
 
 def _choice(candidate: Candidate, by: ChoiceBy, why: str) -> Choice:

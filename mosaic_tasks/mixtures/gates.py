@@ -88,13 +88,18 @@ def _is_ahead(view: View) -> bool:
 
 
 def _sure(gate: Gate, leader: Candidate) -> Verdict | None:
-    """Passed where the leader is likely enough to be right; `posterior` and `dirichlet` have no such second way."""
-    if gate.kind in ("posterior", "dirichlet") or gate.confidence is None:
+    """Passed where the leader is likely enough to be right; those that go by a probability have no such second way."""
+    if gate.kind in ("probability", "posterior", "dirichlet") or gate.confidence is None:
         return None
-    if leader.probability < gate.confidence:
-        return None
-    why = f"{leader.answer.shown!r} is right with probability {leader.probability:.3f}, {gate.confidence} is enough"
-    return Verdict(True, leader.probability, why)
+    believed = _probability(gate, None, leader)
+    return believed if believed.passed else None
+
+
+def _probability(gate: Gate, _view: View | None, leader: Candidate) -> Verdict:
+    """That the leader is right, calibrated where there is history."""
+    enough = 1.0 if gate.confidence is None else gate.confidence
+    why = f"{leader.answer.shown!r} is right with probability {leader.probability:.3f}, {enough} is enough"
+    return Verdict(leader.probability >= enough, leader.probability, why)
 
 
 def _posterior(gate: Gate, view: View, leader: Candidate) -> Verdict:
@@ -151,6 +156,7 @@ def _cost(gate: Gate, view: View, leader: Candidate) -> Verdict:
 
 
 _KINDS: dict[GateKind, Callable[[Gate, View, Candidate], Verdict]] = {
+    "probability": _probability,
     "posterior": _posterior,
     "dirichlet": _dirichlet,
     "unanimous": _unanimous,

@@ -52,7 +52,7 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who is asked, when it is enough, and what becomes of the answers.
 
     Attributes:
-        waves: how many are asked at once; the last number goes on.
+        waves: how many are asked at once; the last number goes on; none: as many as the gate needs at least.
         min_experts: no gate passes before so many have answered.
         rounds: in each but the first, experts see the answers of the one before.
         synthesizer: the node of the model that aggregates, where there is one.
@@ -61,7 +61,11 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
             part that was compared, and experts are stopped once that is complete.
         details: the output tells how it came about.
         capability: by which experts are chosen and remembered.
-        most: so many experts are asked at most.
+        most: so many experts are asked in a round at most.
+        explores: who is asked is drawn by what is known of them, so that those of which little is known are tried too.
+        enough: once all experts are heard, a model that aggregates or verifies is asked only where the leading answer
+            is less probable.
+        aggregating: what is known of the model that aggregates; its answer is one more vote.
         diversity: 0 to 1: how much it counts, for who is asked next, to err in other places.
         quoted_tokens: so much is quoted of answers, to other experts and to the aggregator.
         calibration: of the leader's probability, learned from labelled history.
@@ -71,7 +75,7 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
     form: AnswerForm = AnswerForm()
     rules: Rules = Rules()
     gate: Gate = Gate()
-    waves: tuple[int, ...] = (1,)
+    waves: tuple[int, ...] = ()
     min_experts: int = 1
     rounds: int = 1
     aggregator: AggregatorKind = "weighted"
@@ -82,13 +86,23 @@ class Mixture(msgspec.Struct, frozen=True, omit_defaults=True):
     details: bool = False
     capability: str = ""
     most: int | None = None
-    diversity: float = 1.0
+    explores: bool = False
+    enough: float = 0.65
+    aggregating: Profile = Profile("aggregator", quality=0.9)
+    diversity: float = 0.0
     quoted_tokens: int = 4096
     calibration: Calibration | None = None
 
     def of_round(self, number: int) -> tuple[Expert, ...]:
         """Who may be asked in a round, which count from 1."""
         return tuple(expert for expert in self.experts if expert.layer in (0, number))
+
+    @property
+    def asks_a_model(self) -> bool:
+        """Whether a model aggregates or verifies where no gate passes."""
+        if self.aggregator in ("verify", "rank"):
+            return self.verifier is not None
+        return self.synthesizer is not None
 
     @property
     def planned(self) -> int:

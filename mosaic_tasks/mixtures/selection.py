@@ -29,9 +29,9 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
         tokens: that it writes.
     """
 
-    usd: float = 0.5
+    usd: float = 0.0
     seconds: float = 0.0
-    tokens: float = 0.5
+    tokens: float = 0.25
 
 
 class Left(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,9 +58,8 @@ def chosen(
     chance: Random | None = None,
     terms: Terms | None = None,
     missing: Collection[str] = (),
-    input_tokens: int = 0,
     left: Left | None = None,
-    diversity: float = 1.0,
+    diversity: float = 0.0,
 ) -> tuple[str, ...]:
     """The names of the experts to ask next, the most valuable first; fewer than `count` where no more can be asked.
 
@@ -69,11 +68,10 @@ def chosen(
         asked: who was, in this mixture.
         chance: for Thompson sampling; None: each is taken for as good as is expected of it.
         missing: what the answers lack, such as `data`, `code` or `check`: those who offer it come first.
-        input_tokens: that an expert must be able to read.
         left: of the budget; the expected costs of all that are chosen keep within it.
         diversity: 0 to 1: how much it counts to err otherwise than those already asked; 0: not at all.
     """
-    able = [one for one in pool if not one.context_tokens or one.context_tokens >= input_tokens]
+    able = list(pool)
     prices = _prices(able, terms or Terms())
     worth = {one.name: _drawn(one, chance) / prices[one.name] for one in able}
     taken: list[Profile] = []

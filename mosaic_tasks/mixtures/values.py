@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 Form = Literal["number", "choice", "json", "span", "code", "text"]
-GateKind = Literal["posterior", "dirichlet", "unanimous", "margin", "quorum", "cost", "none"]
+GateKind = Literal["probability", "posterior", "dirichlet", "unanimous", "margin", "quorum", "cost", "none"]
 AggregatorKind = Literal["majority", "weighted", "verify", "build", "rank", "synthesis"]
 Problem = Literal["empty", "unreadable", "refused", "truncated", "schema", "pattern", "entity"]
 
@@ -27,6 +27,7 @@ class AnswerForm(msgspec.Struct, frozen=True, omit_defaults=True):
         choices: of `choice`: what may be chosen; empty: a letter.
         tolerance: of `number`: relative difference up to which two are equal.
         similarity: of `text`, 0 to 1: from there on two texts say the same.
+        embedding: of `text`: a model of sentence-transformers by which they are compared; empty: by their words.
     """
 
     form: Form = "text"
@@ -34,6 +35,7 @@ class AnswerForm(msgspec.Struct, frozen=True, omit_defaults=True):
     choices: tuple[str, ...] = ()
     tolerance: float = 0.0
     similarity: float = 0.85
+    embedding: str = ""
 
 
 class Rules(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,17 +56,17 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     """When a mixture stops asking.
 
     Attributes:
-        kind: `posterior`: the probability that the leader stays ahead of the second (Beta on the two); `dirichlet`: the
-            same against all; `unanimous`: the last `window` said the same; `margin`: the leader has `margin` votes more
-            than the second; `quorum`: `quorum` votes for one answer (below 1: a share of all experts); `cost`: one more
-            call is worth less than it costs; `none`: never, all experts are asked.
-        confidence: of `posterior` and `dirichlet`; of the others the calibrated probability that is enough by itself,
-            where it is set.
+        kind: `probability`: that the leader is right; `posterior`: that it stays ahead of the second (Beta on the two);
+            `dirichlet`: the same against all; `unanimous`: the last `window` said the same; `margin`: the leader has
+            `margin` votes more than the second; `quorum`: `quorum` votes for one answer (below 1: a share of all
+            experts); `cost`: one more call is worth less than it costs; `none`: never, all experts are asked.
+        confidence: of `probability`, `posterior` and `dirichlet`; of the others the probability that is enough by
+            itself, where it is set.
         worth_usd: of `cost`: what a right answer is worth.
         second_usd: of `cost`: what a second of waiting costs.
     """
 
-    kind: GateKind = "posterior"
+    kind: GateKind = "probability"
     confidence: float | None = 0.95
     window: int = 3
     margin: int = 2
@@ -153,12 +155,14 @@ class Candidate(msgspec.Struct, frozen=True):
         indices: of the calls that said so, in their order.
         weight: the sum of their weights.
         probability: that it is right, calibrated where there is history.
+        signals: the means of what its calls' log-probabilities tell.
     """
 
     answer: Answer
     indices: tuple[int, ...]
     weight: float
     probability: float
+    signals: dict[str, float] = {}
 
     @property
     def votes(self) -> int:

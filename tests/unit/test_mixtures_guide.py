@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -123,6 +124,11 @@ def test_an_example_compiles(block: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert compile_workflow(Workflow.from_data(example(block))).nodes[0].mixture is not None
 
 
+@pytest.mark.parametrize("block", blocks())
+def test_editors_take_an_example(block: str) -> None:
+    jsonschema.validate(example(block), Workflow.json_schema())
+
+
 def example(block: str) -> dict[str, Any]:
     """A whole workflow, also of a block that has the fields of a mixture alone."""
     data: dict[str, Any] = yaml.safe_load(block)
@@ -151,3 +157,9 @@ def agreeing(quality: float, *, model: str) -> int:
     heard = [Heard(n, str(n), text="18", answer=normalise("18", form)) for n in range(64)]
     views = (view_of(heard[:count], profiles, form, planned=64) for count in range(1, 65))
     return next(count for count, view in enumerate(views, 1) if verdict(Gate(), view).passed)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_editors_say_what_each_field_is(key: str) -> None:
+    fields = part_at((key,)).model_json_schema()["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
