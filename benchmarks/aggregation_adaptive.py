@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aggregation_fleet import INSTRUCTION_TOKENS, Ask, Came, Fleet, Flow, Strategy
 from aggregation_models import rates
 from aggregation_recordings import CHARS, Question
+from msgspec import structs
 
-from mosaic_tasks.mixtures.beliefs import families_of, view_of
-from mosaic_tasks.mixtures.gates import need, verdict
-from mosaic_tasks.mixtures.selection import Terms, chosen
-from mosaic_tasks.mixtures.values import Answer, AnswerForm, Gate, Heard, Profile, View
+from mosaic_tasks.mixtures.beliefs import families_of
+from mosaic_tasks.mixtures.deciding import Situation, Step, decide
+from mosaic_tasks.mixtures.mixture import Choice, Expert, Memory, Mixture
+from mosaic_tasks.mixtures.mixture import Question as Asked
+from mosaic_tasks.mixtures.selection import chosen
+from mosaic_tasks.mixtures.values import Answer, AnswerForm, Gate, Heard, Profile
 
-TERMS = Terms(usd=0.0, tokens=0.25)
-"""Who is good counts for more than who is short. Prices do not count: in a set with one dear model that is better than
-the others, those would be asked first, and agree on what that one knows better."""
-DIVERSITY = 0.0
-"""To ask first who errs otherwise made no set of experts better here, on average over many, and the first one worse."""
-NEVER = 1_000
-"""Votes ahead: what nobody ever is, so that a gate goes by the probability alone."""
 MOST_TOKENS, MOST_AGGREGATED = 0.43, 0.065
 """Shares of the full mixture that a setting may take on the part that is learned on: less than on the other part, since
 the share of hard questions differs by chance."""
@@ -42,19 +38,13 @@ class Setting:
     enough: float = 0.65
     most: int = 4
 
-    @property
-    def gate(self) -> Gate:
-        """By the probability alone."""
-        return Gate(kind="margin", margin=NEVER, confidence=self.confidence)
 
-
-Viewer = Callable[[Sequence[Heard]], View]
 ENOUGH = tuple(percent / 100 for percent in range(50, 96, 5))
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """A mixture of these experts, as far as it is learned.
+    """A mixture of these experts, as far as it is learned: the product's own, which decides what is next.
 
     Attributes:
         aggregator: None: there is none.
@@ -76,72 +66,78 @@ class Adaptive:
         return replace(self, setting=setting, is_final=True)
 
     @property
+    def mixture(self) -> Mixture:
+        """As a workflow would have it."""
+        setting, aggregator = self.setting, self.aggregator
+        return Mixture(
+            tuple(Expert(name, number, self.profiles[name]) for number, name in enumerate(self.experts)),
+            form=self.form,
+            gate=Gate(confidence=setting.confidence),
+            enough=setting.enough,
+            most=setting.most,
+            aggregator="synthesis" if aggregator else "weighted",
+            synthesizer=len(self.experts) if aggregator else None,
+            aggregating=self.profiles[aggregator] if aggregator else Profile("aggregator"),
+            whole=self.is_final,
+        )
+
+    @property
     def order(self) -> tuple[str, ...]:
-        """In which experts are asked."""
-        profiles = [self.profiles[name] for name in self.experts]
-        return chosen(profiles, count=self.setting.most, terms=TERMS, diversity=DIVERSITY)
+        """In which experts are asked, as long as nothing else is known."""
+        return chosen([self.profiles[name] for name in self.experts], count=self.setting.most)
 
     @property
     def strategy(self) -> Strategy:
         """Waves of experts until the gate passes, in mid-wave too, and the aggregator where it does not."""
-        order = self.order
-        families = families_of(self.profiles)
+        mixture = self.mixture
+        profiles = {expert.name: expert.profile for expert in mixture.experts}
+        begun = Memory(begun_ms=0, profiles=profiles)
+        families = families_of(profiles)
 
         def start(question: Question) -> Flow:
-            return self._flow(order, families)
+            return self._flow(Situation(mixture, begun, {}, now_ms=0, families=families))
 
         return Strategy("adaptive, one threshold" if self.is_final else "adaptive", start, streams=True)
 
-    def _flow(self, order: Sequence[str], families: Mapping[str, str]) -> Flow:
-        heard: list[Heard] = []
-        view = self._viewer(order, families)
-        while len(heard) < len(order):
-            wave = order[len(heard) :][: max(need(self.setting.gate, view(heard)), 1)]
-            ask = Ask(tuple(wave))
-            for _ in wave:
-                heard.append(heard_of((yield ask), len(heard)))
-                if verdict(self.setting.gate, seen := view(heard)).passed:
-                    return leading(seen)
-                ask = Ask()
-        return (yield from self._aggregated(heard, view))
+    def _flow(self, at: Situation) -> Flow:
+        """Asks whom the mixture asks, and tells it of each answer as soon as it comes."""
+        heard: dict[int, Heard] = {}
+        step = decide(at)
+        while step.memory.choice is None and not step.failure:
+            came = yield self._ask(step, heard)
+            question = next(one for one in step.memory.waiting() if self._model(one) == came.model)
+            heard[question.index] = heard_of(came, question)
+            memory = structs.replace(step.memory, heard=(*step.memory.heard, question.index))
+            step = decide(at._replace(memory=memory, heard=dict(heard)))
+        chosen = step.memory.choice
+        return None if chosen is None else Answer(_key(chosen, heard), chosen.shown)
 
-    def _aggregated(self, heard: list[Heard], view: Viewer) -> Flow:
-        """The leader where that is sure enough, or nobody is there to ask; else what the aggregator makes of it."""
-        seen = view(heard)
-        if self.aggregator and (seen.leader is None or seen.leader.probability < self.setting.enough):
-            quoted = sum(len(one.text) / CHARS for one in heard)
-            came = yield Ask((self.aggregator,), quoted_tokens=quoted, aggregates=True)
-            if self.is_final and came.said.answer:
-                return came.said.answer
-            seen = view([*heard, heard_of(came, len(heard))])
-        return leading(seen)
+    def _ask(self, step: Step, heard: Mapping[int, Heard]) -> Ask:
+        models = tuple(self._model(question) for question in step.ask)
+        if not any(question.kind == "aggregator" for question in step.ask):
+            return Ask(models)
+        quoted = sum(len(one.text) / CHARS for one in heard.values())
+        return Ask(models, quoted_tokens=quoted, aggregates=True)
 
-    def _viewer(self, order: Sequence[str], families: Mapping[str, str]) -> Viewer:
-        """What is known once these came, and who would be next."""
-        following = [*(self.profiles[name] for name in order), None, None]
-
-        def view(heard: Sequence[Heard]) -> View:
-            return view_of(
-                heard,
-                self.profiles,
-                self.form,
-                planned=len(order),
-                upcoming=following[len(heard)],
-                families=families,
-            )
-
-        return view
+    def _model(self, question: Asked) -> str:
+        return question.expert if question.kind == "expert" else str(self.aggregator)
 
 
-def leading(view: View) -> Answer | None:
-    """The answer that is ahead."""
-    return view.leader.answer if view.leader else None
+def _key(choice: Choice, heard: Mapping[int, Heard]) -> str:
+    """The key of the answer that was chosen: of whoever said so."""
+    said = (one.answer for one in heard.values() if one.answer is not None)
+    return next(answer.key for answer in said if answer.shown == choice.shown)
 
 
-def heard_of(came: Came, index: int) -> Heard:
+def heard_of(came: Came, question: Asked) -> Heard:
     """What a mixture knows of an answer that came."""
     return Heard(
-        index, came.model, came.model, text=came.said.text, answer=came.said.early, seconds=came.seconds
+        question.index,
+        question.expert,
+        came.model,
+        text=came.said.text,
+        answer=came.said.early,
+        seconds=came.seconds,
     )
 
 

@@ -140,12 +140,12 @@ def workflows(folder: Path, fleet: Fleet) -> dict[str, Workflow]:
 
 def adaptive(folder: Path, fleet: Fleet) -> Workflow:
     """Asks experts until the gate passes, and the aggregator where it does not."""
-    return _workflow("adaptive", **_asked(folder, fleet), waves=[3, 1])
+    return _workflow("adaptive", **_asked(folder, fleet))
 
 
 def full(folder: Path, fleet: Fleet) -> Workflow:
     """Asks all experts, and the aggregator always."""
-    return _workflow("full", **_asked(folder, fleet), waves=[len(fleet.experts)], gate=_NO_GATE)
+    return _workflow("full", **_asked(folder, fleet), waves=[len(fleet.experts)], gate=_NO_GATE, enough=1)
 
 
 def cutting(folder: Path) -> Workflow:
