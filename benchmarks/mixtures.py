@@ -39,6 +39,7 @@ OTHER_POOLS: Mapping[str, tuple[Pool, int]] = {
 
 TARGETS = (
     Target("latency_ratio", 0.5),
+    Target("latency_ratio_mean", 0.5),
     Target("cancel_ms_p99", 100.0),
     *(Target(f"cancel_ms_p99_{name}", 100.0) for name in OTHER_POOLS),
 )
@@ -282,7 +283,7 @@ def show(report: Report) -> None:
     names = [name.removesuffix("_full") for name in report.figures if name.endswith("_full")]
     rows = [(name, *(shown(report.figures[f"{name}_{side}"]) for side in SIDES)) for name in names]
     told = report.details
-    title = f"{told['questions']} questions, {told['speed']:g} times as fast as on four {told['gpu']}; of one"
+    title = f"{told['questions']} questions, {told['speed']:g} x pace"
     show_table(title, ("", *SIDES), rows)
     report.show(TARGETS)
 

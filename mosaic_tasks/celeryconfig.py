@@ -1,5 +1,6 @@
 """Celery's configuration of `mosaic_tasks.app`, from the environment."""
 
+from math import ceil
 from typing import Any
 
 from mosaic_queues.connection import server_urls
@@ -21,6 +22,15 @@ result_expires = 3600
 
 # A list for each level: by default kombu has four lists for the ten.
 broker_transport_options: dict[str, Any] = {"priority_steps": list(LEVELS)}
+
+# Schedules lie on the server. Of several beats the holder of the lock sends; one that is silent for as long as any
+# process may be loses it, and ends.
+beat_max_loop_interval = settings().liveness_s / 4
+redbeat_redis_url = _urls.redis_url
+redbeat_redis_options: dict[str, Any] = {}  # unset, it would be those of the broker
+redbeat_key_prefix = f"{settings().namespace}:beat:"
+redbeat_lock_key = f"{redbeat_key_prefix}:lock"
+redbeat_lock_timeout = ceil(settings().liveness_s)
 
 if settings().namespace != "mosaic":
     result_backend_transport_options = {"global_keyprefix": f"{settings().namespace}:"}

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
-import msgspec
 from celery import Celery
 
 from mosaic_queues.connection import server_errors, server_ms
 from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
-from mosaic_queues.transitions import LiveCall, RunRecord, route_of
+from mosaic_queues.transitions import LiveCall, RunRecord
 from mosaic_routing.inventory import engines
 from mosaic_routing.queues import ROUTED
 from mosaic_routing.targets import Objective
@@ -29,7 +28,7 @@ from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import Process, ledger_url, process_for
 from mosaic_tasks.execution.redoing import redo_of
 from mosaic_tasks.execution.scoring import Score, score
-from mosaic_tasks.execution.sent import Sent
+from mosaic_tasks.execution.sent import sent_of
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
 from mosaic_tasks.inspection.progress import NodeView, RunView, project
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
@@ -374,8 +373,8 @@ class Run:
 
     def _are_unserved(self, calls: Sequence[str]) -> bool:
         """Whether there is nobody to whom the router could send one of these calls, as far as it has said."""
-        found = self._process.ledger.outputs(self.id, [route_of(call) for call in calls])
-        return any(raw is None or msgspec.msgpack.decode(raw, type=Sent).is_unserved for raw in found)
+        found = sent_of(self._process.ledger, self.id, calls)
+        return any(sent is None or sent.is_unserved for sent in found)
 
     def no_worker(self, queues: list[str]) -> NoWorker:
         """The error that nobody serves these queues, with what helps."""

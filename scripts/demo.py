@@ -32,6 +32,8 @@ EXAMPLES = ROOT / "examples"
 STOP_S = 20.0
 INTERRUPTED_STOP_S = 5.0
 """Once interrupted nobody waits for what still runs: a thread that waits for git cannot be stopped earlier."""
+WORKER = ["mosaic", "worker"]
+"""So the Procfile's lines of workers begin; nothing else of it is needed here."""
 POOL = ("--pool", "threads")
 """The pool of the workers: processes take Celery 1.5 s longer to stop, and the demo's tools need none."""
 LOG_LINES = 15
@@ -65,7 +67,8 @@ def main() -> int:
     begun = time.monotonic()
     try:
         check(**inputs())
-        commands = {name: [*words, *POOL] for name, words in read_procfile(ROOT / "Procfile").items()}
+        lines = read_procfile(ROOT / "Procfile").items()
+        commands = {name: [*words, *POOL] for name, words in lines if words[:2] == WORKER}
         if model := os.environ.get("DEMO_MODEL"):
             commands["engine"] = engine(model)
         with server(), workers(commands, logs()) as started:

@@ -16,15 +16,9 @@ from rich.text import Text
 
 from mosaic_queues.events import Event
 from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.inspection.arranging import arranged, label
 from mosaic_tasks.inspection.decisions import in_short
-from mosaic_tasks.inspection.progress import (
-    NodeState,
-    NodeView,
-    Progress,
-    arranged,
-    label,
-    state_counts,
-)
+from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress, state_counts
 from mosaic_tasks.inspection.wording import duration, listed
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def experts(
     """Show what runs taught of the experts of mixtures.
 
     QUALITY is the share of right answers that is expected, with the interval in which it lies with 90 %. FAULTS are
-    answers that do not count: they refuse, are cut off, do not fit. TOGETHER is with whom it was wrong, of how often
+    answers that do not count: they refuse, are truncated, do not fit. TOGETHER is with whom it was wrong, of how often
     both were judged.
 
     \b
@@ -162,6 +162,3 @@ def _together(pairs: dict[str, tuple[float, float]]) -> str:
     """Those with whom it was wrong most often."""
     wrong = sorted((pair for pair in pairs.items() if pair[1][0]), key=lambda pair: -pair[1][0])
     return ", ".join(f"{name} {both:.3g} of {judged:.3g}" for name, (both, judged) in wrong[:_MOST_SHOWN])
-
-
-__all__ = ["experts", "score"]

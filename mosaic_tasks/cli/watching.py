@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,9 +63,7 @@ def _show_runs(records: list[RunRecord], *, as_json: bool) -> None:
 
 
 def _show_run(run: Run, *, as_json: bool) -> None:
-    from mosaic_tasks.inspection.decisions import in_short
     from mosaic_tasks.inspection.explaining import ending
-    from mosaic_tasks.inspection.progress import arranged, label
 
     record, view = run.record(), run.view()
     if as_json:
@@ -74,8 +72,17 @@ def _show_run(run: Run, *, as_json: bool) -> None:
     now_ms = int(time.time() * 1000)
     running = f"running for {duration(now_ms - record.created_ms)}"
     typer.echo(f"{record.name} {record.run_id}: {running if record.status == 'running' else ending(view)}")
+    _show_nodes(view.nodes, now_ms)
+    _show_usage(view.nodes)
+
+
+def _show_nodes(nodes: Sequence[NodeView], now_ms: int) -> None:
+    """Each node, and what mixtures came to."""
+    from mosaic_tasks.inspection.arranging import arranged, label
+    from mosaic_tasks.inspection.decisions import in_short
+
     rows = table("NODE", "STATE", "TIME", "CALLS", "ATTEMPTS", "ERROR")
-    for node in arranged(view.nodes):
+    for node in arranged(nodes):
         took = node.running_ms(now_ms)
         rows.add_row(
             label(node),
@@ -86,14 +93,17 @@ def _show_run(run: Run, *, as_json: bool) -> None:
             node.error,
         )
     console().print(rows)
-    for node in view.nodes:
+    for node in nodes:
         if node.record is not None and node.state != "failed":  # whose error is in the table
             typer.echo(f"{node.name}: {in_short(node.record)}")
-    sent, received = (sum(node.tokens[side] for node in view.nodes) for side in (0, 1))
+
+
+def _show_usage(nodes: Sequence[NodeView]) -> None:
+    sent, received = (sum(node.tokens[side] for node in nodes) for side in (0, 1))
     if sent or received:
-        cost = sum(node.cost_usd for node in view.nodes)
+        cost = sum(node.cost_usd for node in nodes)
         typer.echo(f"engines: {sent} tokens in, {received} out, {dollars(cost)} where the price is known")
-    if hits := [node for node in view.nodes if node.cached_tokens]:
+    if hits := [node for node in nodes if node.cached_tokens]:
         rates = ", ".join(f"{node.name} {node.cached_tokens / node.tokens[0]:.0%}" for node in hits)
         typer.echo(f"prompt tokens from prefix caches: {rates}")
 

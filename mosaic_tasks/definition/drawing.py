@@ -89,6 +89,7 @@ def _decides(mixture: MixtureSpec) -> list[str]:
     """When a mixture stops asking, and what becomes of the answers where it is not certain then."""
     gate, aggregator = mixture.gate, mixture.aggregator
     enough = {
+        "probability": gate.confidence,
         "posterior": gate.confidence,
         "dirichlet": gate.confidence,
         "unanimous": gate.window,

@@ -179,7 +179,7 @@ def _mixture(
         whole=spec.is_whole,
         details=spec.details,
         capability=_capability(spec),
-        most=spec.most if spec.select is None else spec.select.count,
+        most=spec.most_asked,
         explores=spec.select is not None,
         enough=spec.enough,
         aggregating=_profile(spec, "aggregator", spec.aggregator.model, unmeasured=AGGREGATING),

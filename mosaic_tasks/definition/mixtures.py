@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mosaic_tasks.definition.parts import Duration, Part, Requires, Texts
 from mosaic_tasks.mixtures.calibration import Calibration
-from mosaic_tasks.mixtures.checks import pattern_error
+from mosaic_tasks.mixtures.patterns import pattern_error
 from mosaic_tasks.mixtures.values import AggregatorKind, Form, GateKind
 
 Preset = Literal["self-consistency", "debate", "race", "layers", "best-of-n"]
@@ -209,7 +209,7 @@ class MixtureSpec(Part):
         default=None, description="JSON Schema of an answer, or `module:Model`; without it answers are text"
     )
     experts: tuple[ExpertSpec, ...] = Field(
-        default=(), description="who may be asked, in this order; or `select`"
+        default=(), description="who may be asked; or `select`"
     )
     select: Selection | None = Field(
         default=None, description="experts from the model pool, instead of `experts`"
@@ -340,6 +340,12 @@ class MixtureSpec(Part):
         if self.whole is not None:
             return self.whole
         return not self.answer.field and self.answer.form in ("text", "json", "code")
+
+    @property
+    def most_asked(self) -> int | None:
+        """So many are asked in a round at most; None: as many as there are."""
+        limits = [self.most, self.select.count if self.select is not None else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def last_round(self) -> int:

@@ -357,14 +357,15 @@ class _Checker:
         if mixture.answer.field and isinstance(mixture.output, dict):
             self._check_answer_field(mixture.answer.field, mixture.output)
         try:
-            planned = sum(expert.samples or mixture.samples for expert in experts_of(mixture))
+            samples = sum(expert.samples or mixture.samples for expert in experts_of(mixture))
         except ConfigurationError as error:
             self._report(str(error), "mixture", "select")
             return
+        planned = min(samples, mixture.most_asked or samples)
         if mixture.min_experts > planned:
             self._report(
                 f"no gate passes before {mixture.min_experts} answers, and {planned} can come; name more experts or "
-                "samples, or lower it",
+                "samples, let `most` allow more, or lower it",
                 "mixture",
                 "min_experts",
             )

@@ -22,9 +22,9 @@ from mosaic_routing.guards import GuardedCall, Limited, Need, Permit
 from mosaic_routing.pool import pool
 from mosaic_routing.serving import deployment_of
 from mosaic_tasks.definition.plan import AgentPlan
-from mosaic_tasks.engines.protocol import CHARS_PER_TOKEN, Usage
-from mosaic_tasks.engines.registry import engine_for
-from mosaic_tasks.execution.agents import AgentAnswer, run_agent
+from mosaic_tasks.engines.protocol import CHARS_PER_TOKEN, Usage, approx_tokens
+from mosaic_tasks.engines.registry import configured, engine_for
+from mosaic_tasks.execution.agents import AgentAnswer, question, run_agent
 from mosaic_tasks.execution.fleets import count_at
 from mosaic_tasks.execution.hedged import watched
 from mosaic_tasks.execution.outcomes import Work
@@ -65,7 +65,7 @@ class Asking:
             **options,
         }
         if not self._plan.is_routed(work.claim.call):
-            return await run_agent(agent, names, **options)
+            return await self._ask_named(work, agent, names, options)
         sent = await asyncio.to_thread(self._sent_here, work.claim)
         if sent is None or not sent.engine:
             raise EngineGone("nobody has said yet who answers it")
@@ -149,6 +149,18 @@ class Asking:
                 after_s=round(elapsed_s, 3),
             )
         return bool(target)
+
+    async def _ask_named(
+        self, work: Work, agent: AgentPlan, names: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> AgentAnswer:
+        """Asks the engine that the agent names."""
+        heard = Heard(options.get("on_delta"))
+        try:
+            return await run_agent(agent, names, **{**options, "on_delta": heard})
+        except (asyncio.CancelledError, CallTimeout):
+            read = sum(approx_tokens(message.content) for message in question(agent, names))
+            self._broken_off[work.claim] = configured(agent.model), Usage(read, heard.tokens, estimated=True)
+            raise
 
     async def _ask_sent(
         self,

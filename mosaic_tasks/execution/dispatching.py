@@ -1,4 +1,4 @@
-"""Sends calls that the router is to place: renders what they will ask, decides where they go, and records that.
+"""Sends calls that the router is to place: decides where they go by what they are expected to ask, and records that.
 
 A call of a node in the queue `mosaic.routed` is nobody's until it is recorded where it goes. If this process dies
 before, the sweeper finds it there; if it dies between that and publishing, the sweeper finds no message and sends it
@@ -20,27 +20,26 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_queues.events import read_events
-from mosaic_queues.transitions import Group, LiveCall, Route, is_shadow, route_of, shadow_of
-from mosaic_routing.affinity import Memory, fingerprints
-from mosaic_routing.gates import LONGEST_S, predicted_s, room, turn_s
+from mosaic_queues.transitions import Group, LiveCall, Route, is_shadow, shadow_of
+from mosaic_routing.affinity import Memory
+from mosaic_routing.ceilings import LONGEST_S, predicted_s, room, turn_s
+from mosaic_routing.degrading import Changed
 from mosaic_routing.guards import Limited, Query
 from mosaic_routing.guards.budgets import MICROS
 from mosaic_routing.hedging import Hedges, hedge_after_s, is_worth_hedging
-from mosaic_routing.lengths import Length
 from mosaic_routing.queues import ROUTED, hosting_queues
-from mosaic_routing.requirements import Requirement
 from mosaic_routing.router import Policy, PolicyName, route
 from mosaic_routing.service import ServerService
+from mosaic_routing.snapshot import Snapshot
 from mosaic_routing.targets import Ask, Decision, Target
-from mosaic_tasks.execution.agents import question
+from mosaic_tasks.execution.expected import Expectations
 from mosaic_tasks.execution.fleets import Fleet, Fleets, count_at
 from mosaic_tasks.execution.held_up import HeldUp
-from mosaic_tasks.execution.inputs import Inputs, SkippedError
 from mosaic_tasks.execution.order import Order
-from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
+from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.relief import Relief
-from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
+from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of, sent_of
 from mosaic_tasks.execution.turns import Turns
 
 log = structlog.get_logger(__name__)
@@ -53,16 +52,16 @@ class _Run(NamedTuple):
     """What the calls of a run share that are placed together.
 
     Attributes:
-        inputs: each value is read and decoded once for all of them.
+        expectations: of what they will ask.
         budget: US dollars that the run may still cost.
         deadline_s: until the run's.
     """
 
     id: str
     plan: PreparedPlan
-    inputs: Inputs
-    budget: float = math.inf
-    deadline_s: float = math.inf
+    expectations: Expectations
+    budget: float
+    deadline_s: float
 
 
 class Dispatcher:
@@ -110,26 +109,53 @@ class Dispatcher:
 
     def _dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         self._process.learning.share()
-        fleet = self._fleets.now()
+        expectations = Expectations(self._process, run_id, plan)
         budget, deadline_s = self._left_of_budget(run_id, plan), self._left_s(run_id, plan)
-        run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0), budget, deadline_s)
+        run, fleet = _Run(run_id, plan, expectations, budget, deadline_s), self._fleets.now()
+        decided = self._decided(run, calls, fleet)
+        placed = {call: sent for call, sent in decided.items() if sent.decision.target}
+        for call, level in self._order.levels(run_id, plan, placed, deadline_s=deadline_s).items():
+            decided[call] = msgspec.structs.replace(decided[call], level=level)
+        return self._recorded(run, decided, fleet)
+
+    def _decided(self, run: _Run, calls: Sequence[str], fleet: Fleet) -> dict[str, Sent]:
         with self._lock:
             if fleet is not self._fleet:
                 self._fleet = fleet
                 self._memory.retain({target.name for target in fleet.targets})
-            decided = {call: self._decide(run, call, fleet) for call in calls}
-        placed = {call: sent for call, sent in decided.items() if sent.decision.target}
-        for call, level in self._order.levels(run_id, plan, placed, deadline_s=deadline_s).items():
-            decided[call] = msgspec.structs.replace(decided[call], level=level)
-        routes = [self._route(call, sent, fleet) for call, sent in decided.items()]
+            return {call: self._decide(run, call, fleet) for call in calls}
+
+    def _recorded(self, run: _Run, decided: Mapping[str, Sent], fleet: Fleet) -> dict[int, list[Group]]:
+        """Those that are to be published, by level."""
+        routes = {call: self._route(call, sent, fleet) for call, sent in decided.items()}
         groups: dict[int, dict[str, list[str]]] = {}
-        queues = {route.call: route.queue for route in routes}
-        for call, fence in self._process.ledger.route(run_id, routes).items():
-            groups.setdefault(decided[call].level, {}).setdefault(queues[call], []).append(call)
-            if plan.asks(call):
-                decision = decided[call].decision
-                count_at(decision.target, self._process.guards, run_id, call, fence=fence, decision=decision)
+        for call, fence in self._process.ledger.route(run.id, list(routes.values())).items():
+            level, decision = decided[call].level, decided[call].decision
+            groups.setdefault(level, {}).setdefault(routes[call].queue, []).append(call)
+            if run.plan.asks(call):
+                count_at(decision.target, self._process.guards, run.id, call, fence=fence, decision=decision)
         return {level: list(by_queue.items()) for level, by_queue in groups.items()}
+
+    def fewer_experts(self, experts: int, *, least: int) -> Changed:
+        """How many experts a mixture asks that begins now, of so many without load; where none is known, all."""
+        try:
+            fleet = self._fleets.now()
+            with self._lock:
+                return self._relief.fewer_experts(experts, least, fleet.load)
+        except (RedisError, MosaicError) as error:
+            what = "the load is not known; a mixture asks as many experts as it says"
+            log.warning("load.unknown", what=what, error=str(error))
+            return Changed(model="", experts=experts, output_tokens=0)
+
+    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
+        """By run, calls that wait for their turn at full targets, for as many as there is room now."""
+        return self._turns.early(delayed)
+
+    def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
+        """Limits did not let a call through where it was sent: it goes where it was not yet, or waits."""
+        self._held_up.note(permit_of(run_id, call), sent.decision.target, error)
+
+    # -- asked a second time -------------------------------------------------------------------------------------------
 
     def begins(self) -> None:
         """A call is asked here; of so many, some may be asked a second time elsewhere."""
@@ -144,24 +170,23 @@ class Dispatcher:
             MosaicError: it cannot be said what the call asks.
         """
         fleet, sent, shadow = self._fleets.now(), straggler.sent, shadow_of(straggler.claim.call)
-        run = _Run(run_id, plan, Inputs(self._process, run_id, plan, epoch=0))
-        requirement, ask, _, length = self._asked(run, shadow)
-        fit = fleet.fit(requirement)
+        expected = Expectations(self._process, run_id, plan).of(shadow)
+        fit = fleet.fit(expected.requirement)
         ask = msgspec.structs.replace(
-            ask,
+            expected.ask,
             targets=fit.deployments,
             excluded=_beside(fleet, sent.decision.target),
-            output_tokens=length.p95,
+            output_tokens=expected.length.p95,
         )
-        decision = route(ask, fleet.snapshot(requirement.capability), policy=self._policy)
+        decision = route(ask, fleet.snapshot(expected.requirement.capability), policy=self._policy)
         if not self._is_worth(straggler, decision):
             return ""
         target = fleet.target(decision.target)
-        other = self._sent(decision, target, ask, chars=sent.chars, max_tokens=sent.max_tokens)
+        other = _sent(decision, target, ask, chars=sent.chars, max_tokens=sent.max_tokens)
         other = msgspec.structs.replace(
             other, level=sent.level, is_bound=target.deployment in fit.bound, hedges=sent.decision.target
         )
-        self._send_shadow(run, straggler, self._route(shadow, other, fleet), other)
+        self._send_shadow(run_id, plan, straggler, self._route(shadow, other, fleet), other)
         return decision.target
 
     def _is_worth(self, straggler: Straggler, elsewhere: Decision) -> bool:
@@ -178,17 +203,16 @@ class Dispatcher:
                 self._hedges = self._hedges.with_hedge()
             return is_worth
 
-    def _send_shadow(self, run: _Run, straggler: Straggler, shadow: Route, sent: Sent) -> None:
-        claim, decision = straggler.claim, sent.decision
-        if not self._process.ledger.hedge(run.id, claim, shadow, holder=straggler.holder):
+    def _send_shadow(
+        self, run_id: str, plan: PreparedPlan, straggler: Straggler, shadow: Route, sent: Sent
+    ) -> None:
+        claim, decision, guards = straggler.claim, sent.decision, self._process.guards
+        if not self._process.ledger.hedge(run_id, claim, shadow, holder=straggler.holder):
             return
-        self._process.publish_placed(run.id, run.plan, {sent.level: [(shadow.queue, [shadow.call])]})
-        guards = self._process.guards
-        count_at(decision.target, guards, run.id, shadow.call, fence=claim.fence, decision=decision)
+        self._process.publish_placed(run_id, plan, {sent.level: [(shadow.queue, [shadow.call])]})
+        count_at(decision.target, guards, run_id, shadow.call, fence=claim.fence, decision=decision)
 
-    def held_up(self, run_id: str, call: str, sent: Sent, error: Limited) -> None:
-        """Limits did not let a call through where it was sent: it goes where it was not yet, or waits."""
-        self._held_up.note(permit_of(run_id, call), sent.decision.target, error)
+    # -- what is decided -----------------------------------------------------------------------------------------------
 
     def _left_of_budget(self, run_id: str, plan: PreparedPlan) -> float:
         """US dollars that the run may still cost."""
@@ -210,44 +234,52 @@ class Dispatcher:
         return max((began_ms - self._process.now_ms()) / 1000 + deadline_s, 0.0)
 
     def _decide(self, run: _Run, call: str, fleet: Fleet) -> Sent:
-        requirement, ask, chars, length = self._asked(run, call)
-        hedges = self._hedged(run.id, call)
-        relieved = self._relief.relieved(requirement, self._most_tokens(run.plan, call), fleet.load)
-        requirement = relieved.requirement
-        fit = fleet.fit(requirement)
+        expected = run.expectations.of(call)
+        relieved = self._relief.relieved(expected.requirement, expected.max_tokens, fleet.load)
+        fit = fleet.fit(relieved.requirement)
         if fit.lacks:
             return Sent(Decision(wait_s=NOWHERE_MOST_S, reasons=(fit.lacks,)), is_unserved=True)
-        snapshot = fleet.snapshot(requirement.capability)
-        ask = msgspec.structs.replace(
-            ask,
-            targets=fit.deployments,
-            budget=run.budget,
-            deadline_s=run.deadline_s,
-            excluded=(*self._held_up.targets(ask.call), *_beside(fleet, hedges)),
-            full=self._full(fleet, ask) if run.plan.asks(call) else (),
-        )
-        decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
+        asks, hedges = run.plan.asks(call), self._hedged(run.id, call)
+        ask = self._limited(run, expected.ask, fleet, beside=_beside(fleet, hedges), asks=asks)
+        ask = msgspec.structs.replace(ask, targets=fit.deployments)
+        decision = self._routed(ask, fleet.snapshot(relieved.requirement.capability))
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *relieved.sentences))
-        if not (decision.target or decision.wait_s or ask.excluded) and run.budget < math.inf:
-            # Where nothing will be cheap enough the call is to fail, and to say so: whoever runs it does.
-            ask = msgspec.structs.replace(ask, budget=math.inf)
-            decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
         if not decision.target:
             return self._nowhere(fleet, ask, decision)
-        if not run.plan.asks(call):
-            return self._sent(decision, fleet.target(decision.target), ask, chars=0, max_tokens=None)
+        target = fleet.target(decision.target)
+        if not asks:
+            return _sent(decision, target, ask, chars=0, max_tokens=None)
         fleet.sent(decision)
         self._memory.note(decision.target, ask.prefix, work_tokens=decision.work_tokens)
-        target = fleet.target(decision.target)
-        sent = self._sent(decision, target, ask, chars=chars, max_tokens=relieved.max_tokens, p95=length.p95)
+        p95, max_tokens = expected.length.p95, relieved.max_tokens
+        sent = _sent(decision, target, ask, chars=expected.chars, max_tokens=max_tokens, p95=p95)
         return msgspec.structs.replace(sent, is_bound=target.deployment in fit.bound, hedges=hedges)
+
+    def _limited(self, run: _Run, ask: Ask, fleet: Fleet, *, beside: tuple[str, ...], asks: bool) -> Ask:
+        """With what its run and the limits still allow; `beside`: where it may not go, as it is asked there already."""
+        return msgspec.structs.replace(
+            ask,
+            budget=run.budget,
+            deadline_s=run.deadline_s,
+            excluded=(*self._held_up.targets(ask.call), *beside),
+            full=self._full(fleet, ask) if asks else (),
+        )
+
+    def _routed(self, ask: Ask, snapshot: Snapshot) -> Decision:
+        """Where nothing will be cheap enough, what it would be otherwise: the call is to fail, and whoever runs it says
+        so."""
+        decision = route(ask, snapshot, policy=self._policy, memory=self._memory)
+        if decision.target or decision.wait_s or ask.excluded or ask.budget == math.inf:
+            return decision
+        ask = msgspec.structs.replace(ask, budget=math.inf)
+        return route(ask, snapshot, policy=self._policy, memory=self._memory)
 
     def _hedged(self, run_id: str, call: str) -> str:
         """Of a shadow, where the call itself is; it came back from where it was sent, as there was no room."""
         if not is_shadow(call):
             return ""
-        (raw,) = self._process.ledger.outputs(run_id, [route_of(call)])
-        return msgspec.msgpack.decode(raw, type=Sent).hedges if raw is not None else ""
+        (sent,) = sent_of(self._process.ledger, run_id, [call])
+        return sent.hedges if sent is not None else ""
 
     def _nowhere(self, fleet: Fleet, ask: Ask, decision: Decision) -> Sent:
         """Nowhere now; of a call that limits held up for as long as they say, where targets are full until its turn."""
@@ -257,101 +289,21 @@ class Dispatcher:
         full = tuple(name for name in ask.full if fleet.target(name).deployment in ask.targets)
         if not (full and decision.wait_s):
             return Sent(decision)
-        turns_s = (turn_s(fleet.gates[name], self._service_s(fleet.target(name), ask)) for name in full)
+        turns_s = (turn_s(fleet.ceilings[name], self._service_s(fleet.target(name), ask)) for name in full)
         return Sent(msgspec.structs.replace(decision, wait_s=min(turns_s)), waits_for=full)
 
     def _full(self, fleet: Fleet, ask: Ask) -> tuple[str, ...]:
         """Targets that have as many calls before them as their limits let run soon."""
         return tuple(
             name
-            for name, gates in fleet.gates.items()
-            if not room(gates, self._service_s(fleet.target(name), ask))
+            for name, ceilings in fleet.ceilings.items()
+            if not room(ceilings, self._service_s(fleet.target(name), ask))
         )
 
     def _service_s(self, target: Target, ask: Ask) -> float:
         """How long a call runs at a target: as calls of its deployment did of late, or as predicted."""
         known = self._process.learning.service_s(target.deployment)
         return predicted_s(target, ask) if known is None else known
-
-    def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
-        """By run, calls that wait for their turn at full targets, for as many as there is room now."""
-        return self._turns.early(delayed)
-
-    def _sent(
-        self,
-        decision: Decision,
-        target: Target,
-        ask: Ask,
-        *,
-        chars: int,
-        max_tokens: int | None,
-        p95: float = math.inf,
-    ) -> Sent:
-        after_s = hedge_after_s(decision, target, output_tokens=ask.output_tokens, p95=p95)
-        return Sent(
-            decision,
-            deployment=target.deployment,
-            engine=target.engine,
-            machine=target.machine,
-            input_tokens=ask.input_tokens,
-            output_tokens=ask.output_tokens,
-            input_price=target.input_price,
-            output_price=target.output_price,
-            chars=chars,
-            max_tokens=max_tokens,
-            straggles_after_s=after_s,
-        )
-
-    def _most_tokens(self, plan: PreparedPlan, call: str) -> int | None:
-        agent = plan.plan.nodes[CallId(call).node].agent
-        return None if agent is None else agent.max_tokens
-
-    # -- what a call will ask ------------------------------------------------------------------------------------------
-
-    def _asked(self, run: _Run, call: str) -> tuple[Requirement, Ask, int, Length]:
-        """What a call will ask, as far as it can be told before it runs; the characters of its prompt, and how long its
-        answer will be."""
-        plan = run.plan
-        node = plan.node(CallId(call).node)
-        agent = node.plan.agent
-        requirement = (agent.requires if agent is not None else None) or Requirement()
-        text = self._text(run, node, call)
-        learning, name = self._process.learning, plan.learned_name(node.number)
-        prompt_tokens = learning.prompt_tokens(name, chars=len(text))
-        length = learning.answer(name, requirement.model, input_tokens=prompt_tokens)
-        most = (agent.max_tokens if agent is not None else None) or math.inf
-        asks = plan.asks(call)
-        ask = Ask(
-            call=permit_of(run.id, call),
-            input_tokens=prompt_tokens if asks else 0.0,
-            output_tokens=min(length.mean, most) if asks else 0.0,
-            prefix=fingerprints(text, block_chars=self._process.settings.prefix_chars),
-            objective=plan.plan.objective,
-            latency_s=requirement.latency_s or math.inf,
-            near=self._machines(run.id, plan, requirement.near),
-        )
-        return requirement, ask, len(text), length
-
-    def _machines(self, run_id: str, plan: PreparedPlan, near: Sequence[str]) -> tuple[str, ...]:
-        """Where the calls of these nodes went."""
-        numbers = [number for number, node in enumerate(plan.plan.nodes) if node.name in near]
-        found = self._process.ledger.outputs(run_id, [route_of(str(number)) for number in numbers])
-        sent = [msgspec.msgpack.decode(raw, type=Sent) for raw in found if raw is not None]
-        return tuple(dict.fromkeys(each.machine for each in sent if each.machine))
-
-    def _text(self, run: _Run, node: PreparedNode, call: str) -> str:
-        """The prompt; empty where it cannot be known yet, or cannot be formed, of which the call itself will tell."""
-        named, agent, inputs = CallId(call), node.plan.agent, run.inputs
-        if agent is None or named.reads or not run.plan.asks(call):
-            return ""
-        try:
-            inputs.load(node.required + node.optional)
-            early = inputs.early(node)
-            item = None if named.item is None else inputs.item(named.own, node, named.item, early)
-            _, names = inputs.given(node, item, early)
-            return "\n".join(message.content for message in question(agent, names))
-        except (MosaicError, SkippedError):
-            return ""
 
     # -- what is recorded ----------------------------------------------------------------------------------------------
 
@@ -366,6 +318,31 @@ class Dispatcher:
         # What is kept stays the same as long as nothing but the time changes: then nothing is told again.
         kept = msgspec.structs.replace(sent, decision=msgspec.structs.replace(decision, wait_s=0.0))
         return Route(call, ROUTED, "", reason, int(wait_s * 1000), kept.encode())
+
+
+def _sent(
+    decision: Decision,
+    target: Target,
+    ask: Ask,
+    *,
+    chars: int,
+    max_tokens: int | None,
+    p95: float = math.inf,
+) -> Sent:
+    after_s = hedge_after_s(decision, target, output_tokens=ask.output_tokens, p95=p95)
+    return Sent(
+        decision,
+        deployment=target.deployment,
+        engine=target.engine,
+        machine=target.machine,
+        input_tokens=ask.input_tokens,
+        output_tokens=ask.output_tokens,
+        input_price=target.input_price,
+        output_price=target.output_price,
+        chars=chars,
+        max_tokens=max_tokens,
+        straggles_after_s=after_s,
+    )
 
 
 def _beside(fleet: Fleet, name: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import Running
 from mosaic_tasks.execution.settling import Settling
 from mosaic_tasks.execution.sharing import TOGETHER
-from mosaic_tasks.execution.watch import watching
+from mosaic_tasks.execution.watch import hasten, watching
 
 log = structlog.get_logger(__name__)
 
@@ -139,8 +139,10 @@ class Drive:
             self._running = None
 
     def recalled(self, run_id: str, _calls: Sequence[str]) -> None:
-        """Calls of a run are said not to count any more; the watch sees to it."""
-        self._is_recalled |= run_id == self._run_id
+        """Calls of a run are said not to count any more; the watch sees to it, at once."""
+        if run_id == self._run_id:
+            self._is_recalled = True
+            hasten()
 
     # -- the watch's side ----------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from redis import Redis
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import live_processes
+from mosaic_routing.ceilings import Ceiling
 from mosaic_routing.classes import gpu_class
 from mosaic_routing.fleet import Standing, targets
-from mosaic_routing.gates import Gate
-from mosaic_routing.guards import GuardedCall, Guards, Limits, Need, Query
+from mosaic_routing.guards import BreakerReading, GuardedCall, Guards, Limits, Need, Query
 from mosaic_routing.inventory import EngineReport, aged_engines
 from mosaic_routing.machines import REPORTS
 from mosaic_routing.pool import ModelPool, pool
@@ -50,7 +50,7 @@ class Fleet:
 
     Args:
         round_trips: seconds from workers to the server and back, by their incarnation.
-        gates: by target, the limits of how many calls run at once; of those that have any.
+        ceilings: by target, the limits of how many calls run at once; of those that have any.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Fleet:
         models: ModelPool,
         standings: Mapping[str, Standing],
         round_trips: Mapping[str, float] | None = None,
-        gates: Mapping[str, Sequence[Gate]] | None = None,
+        ceilings: Mapping[str, Sequence[Ceiling]] | None = None,
     ) -> None:
-        self.gates = gates or {}
+        self.ceilings = ceilings or {}
         self._round_trips = round_trips
         self._engines, self._served, self._pool, self._standings = engines, served, models, standings
         self._snapshots: dict[str, Snapshot] = {}
@@ -102,8 +102,8 @@ class Fleet:
         self._sent.append(decision)
         for snapshot in self._snapshots.values():
             snapshot.sent(decision)
-        for gate in self.gates.get(decision.target, ()):
-            gate.sent()
+        for ceiling in self.ceilings.get(decision.target, ()):
+            ceiling.sent()
 
     def fit(self, requirement: Requirement) -> Fit:
         """What satisfies a requirement now."""
@@ -167,57 +167,71 @@ class Fleets:
             for queue in process.queues:
                 served[queue] = served.get(queue, 0) + process.slots
         found = targets(engines, served, models, standings={})
-        standings, gates = self._standings(found, models.limits)
-        return Fleet(engines, served, models, standings, self._read_round_trips(), gates)
+        needs = _needs(found, models.limits)
+        counts = self._counts(needs, found)
+        standings = {each.name: _standing(each, needs[each.deployment], counts) for each in found}
+        ceilings = _ceilings({each.name: needs[each.deployment] for each in found}, counts)
+        return Fleet(engines, served, models, standings, self._read_round_trips(), ceilings)
 
     def _read_round_trips(self) -> dict[str, float]:
         reports = REPORTS.all(self._client, keys=self._keys)
         return {each.holder: each.round_trip_s for each in reports if each.round_trip_s is not None}
 
-    def _standings(
-        self, found: Sequence[Target], limits: Limits
-    ) -> tuple[dict[str, Standing], dict[str, list[Gate]]]:
-        """What is counted of each target, and what keeps its deployment from taking more; in one step."""
-        needs = {
-            target.deployment: limits.need(GuardedCall(deployment=target.deployment, model=target.model))
-            for target in found
-        }
-        backlogs = tuple(backlog_of(target.name) for target in found)
-        leases = tuple({lease.of for need in needs.values() for lease in need.leases})
+    def _counts(self, needs: Mapping[str, Need], found: Sequence[Target]) -> _Counts:
+        """In one step; `needs`: by deployment."""
+        limited = {lease.of for need in needs.values() for lease in need.leases}
+        leases = (*(backlog_of(target.name) for target in found), *limited)
         buckets = tuple({(take.bucket, take.limit) for need in needs.values() for take in need.takes})
-        read = self._guards.read(Query(leases=(*backlogs, *leases), breakers=tuple(needs), buckets=buckets))
-        counted = dict(zip((*backlogs, *leases), read.leases, strict=True))
-        breakers = dict(zip(needs, read.breakers, strict=True))
-        empty_ms = {bucket: ms for (bucket, _), ms in zip(buckets, read.buckets, strict=True)}
-        standings = {}
-        for target in found:
-            need, breaker = needs[target.deployment], breakers[target.deployment]
-            until_ms = max((empty_ms[take.bucket] for take in need.takes), default=0)
-            active, weight = counted[backlog_of(target.name)]
-            standings[target.name] = Standing(
-                active=active,
-                work_tokens=weight,
-                is_open=breaker.wait_ms != 0,
-                ready_in_s=max(breaker.wait_ms, until_ms) / 1000,
-            )
-        in_use = {lease: counted[lease][0] for lease in leases}
-        return standings, _gates(
-            {target.name: needs[target.deployment] for target in found}, standings, in_use
+        read = self._guards.read(Query(leases=leases, breakers=tuple(needs), buckets=buckets))
+        return _Counts(
+            dict(zip(leases, read.leases, strict=True)),
+            dict(zip(needs, read.breakers, strict=True)),
+            {bucket: ms for (bucket, _), ms in zip(buckets, read.buckets, strict=True)},
         )
 
 
-def _gates(
-    needs: Mapping[str, Need], standings: Mapping[str, Standing], in_use: Mapping[str, int]
-) -> dict[str, list[Gate]]:
+class _Counts(NamedTuple):
+    """What the server counts.
+
+    Attributes:
+        leases: how many, and their weight, by what they are of.
+        breakers: by deployment.
+        empty_ms: until something can be taken, by bucket.
+    """
+
+    leases: Mapping[str, tuple[int, int]]
+    breakers: Mapping[str, BreakerReading]
+    empty_ms: Mapping[str, int]
+
+
+def _needs(found: Iterable[Target], limits: Limits) -> dict[str, Need]:
+    """What limits a call to each deployment."""
+    return {
+        target.deployment: limits.need(GuardedCall(deployment=target.deployment, model=target.model))
+        for target in found
+    }
+
+
+def _standing(target: Target, need: Need, counts: _Counts) -> Standing:
+    """What is counted of a target, and what keeps its deployment from taking more."""
+    wait_ms = counts.breakers[target.deployment].wait_ms
+    until_ms = max((counts.empty_ms[take.bucket] for take in need.takes), default=0)
+    active, work_tokens = counts.leases[backlog_of(target.name)]
+    ready_in_s = max(wait_ms, until_ms) / 1000
+    return Standing(active=active, work_tokens=work_tokens, is_open=wait_ms != 0, ready_in_s=ready_in_s)
+
+
+def _ceilings(needs: Mapping[str, Need], counts: _Counts) -> dict[str, list[Ceiling]]:
     """By target, the limits of how many calls run at once; what waits at a target counts as much as what runs."""
     sent: dict[str, int] = {}
     for name, need in needs.items():
         for lease in need.leases:
-            sent[lease.of] = sent.get(lease.of, 0) + standings[name].active
+            sent[lease.of] = sent.get(lease.of, 0) + counts.leases[backlog_of(name)][0]
     limits = {lease.of: lease.limit for need in needs.values() for lease in need.leases if lease.limit}
-    gates = {of: Gate(limit, max(sent[of], in_use[of])) for of, limit in limits.items()}
+    ceilings = {of: Ceiling(limit, max(sent[of], counts.leases[of][0])) for of, limit in limits.items()}
     found = {
-        name: [gates[lease.of] for lease in need.leases if lease.of in gates] for name, need in needs.items()
+        name: [ceilings[lease.of] for lease in need.leases if lease.of in ceilings]
+        for name, need in needs.items()
     }
     return {name: each for name, each in found.items() if each}
 

@@ -24,7 +24,8 @@ EXPIRY_S = 3_600.0
 """What a process learned outlives it by so much."""
 SHARE_S = 2.0
 """Processes tell each other so often."""
-_RATIO_WEIGHT = _SERVICE_WEIGHT = 0.2
+_LAST_WEIGHT = 0.2
+"""Of the last call, in the means of what calls are like of late."""
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -71,17 +72,15 @@ class Learning:
             if self._all is not self._own:
                 self._all.observe(node, model, **lengths, now_s=now_s)
             if chars and input_tokens:
-                ratio = input_tokens / chars
-                known = self._ratios.get(node, ratio)
-                self._ratios[node] = self._known_ratios[node] = known + _RATIO_WEIGHT * (ratio - known)
+                ratio = _of_late(self._ratios.get(node), input_tokens / chars)
+                self._ratios[node] = self._known_ratios[node] = ratio
             self._is_news = True
 
     def observe_service(self, deployment: str, seconds: float) -> None:
         """A call ran so long at a deployment, without what it waited before."""
         with self._lock:
-            known = self._service_s.get(deployment, seconds)
-            mean = known + _SERVICE_WEIGHT * (seconds - known)
-            self._service_s[deployment] = self._known_service_s[deployment] = mean
+            mean_s = _of_late(self._service_s.get(deployment), seconds)
+            self._service_s[deployment] = self._known_service_s[deployment] = mean_s
             self._is_news = True
 
     def service_s(self, deployment: str) -> float | None:
@@ -137,6 +136,11 @@ class Learning:
             self._known_ratios |= self._ratios
             self._known_service_s |= self._service_s
             self._all = together
+
+
+def _of_late(mean: float | None, value: float) -> float:
+    """A mean in which older values fade, with one more."""
+    return value if mean is None else mean + _LAST_WEIGHT * (value - mean)
 
 
 __all__ = ["Learned", "Learning"]

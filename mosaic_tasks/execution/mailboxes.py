@@ -144,7 +144,8 @@ class Mailboxes:
 
     async def _run(self, work: Work) -> Outcome:
         if work.node.plan.mixture is not None:
-            return Mixing(self._process, self._run_id, self._plan, work).run(work.opened)
+            release = self._asking.release
+            return Mixing(self._process, self._run_id, self._plan, work, release=release).run(work.opened)
         if work.node.plan.grows:
             growing = self._sessions[work.claim] = self._growing(work)
             await growing.run(work.opened)

@@ -6,13 +6,13 @@ them leaves a mixture that decides again from what is recorded, and comes to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mosaic_queues.streams import Chunk, Commit, Drain, Grow
-from mosaic_queues.transitions import Group
+from mosaic_queues.transitions import Claim, Group
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.expert_learning import ExpertLearning
 from mosaic_tasks.execution.hearing import hear, remembered
@@ -30,10 +30,23 @@ from mosaic_tasks.mixtures.values import Heard
 
 
 class Mixing:
-    """One session of a mixture's mailbox."""
+    """One session of a mixture's mailbox.
 
-    def __init__(self, process: Process, run_id: str, plan: PreparedPlan, work: Work) -> None:
+    Args:
+        release: says that a claim is no load of its target any more.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        run_id: str,
+        plan: PreparedPlan,
+        work: Work,
+        *,
+        release: Callable[[Claim], None],
+    ) -> None:
         assert work.node.plan.mixture is not None
+        self._release = release
         self._process, self._run_id, self._plan, self._work = process, run_id, plan, work
         self._mixture: Mixture = work.node.plan.mixture
         self._cursors: dict[str, str] = {}
@@ -76,7 +89,17 @@ class Mixing:
         if state:
             return remembered(self._process, self._run_id, state)
         profiles = self._learning.profiles()
-        return Memory(self._process.now_ms(), seed=_seed(self._run_id), profiles=profiles)
+        return self._under_load(Memory(self._process.now_ms(), seed=_seed(self._run_id), profiles=profiles))
+
+    def _under_load(self, memory: Memory) -> Memory:
+        """With fewer experts, where the router places them and its targets have too much to do."""
+        places, mixture = self._process.places, self._mixture
+        if places is None or not any(self._plan.is_routed(str(expert.node)) for expert in mixture.experts):
+            return memory
+        fewer = places.fewer_experts(mixture.planned, least=mixture.min_experts)
+        if not fewer.sentences:
+            return memory
+        return msgspec.structs.replace(memory, most=fewer.experts, relief="; ".join(fewer.sentences))
 
     def _took(self, memory: Memory, drain: Drain) -> Memory:
         """With the answers that came."""
@@ -112,6 +135,8 @@ class Mixing:
             commit=commit,
         )
         self._publish(drain.ready)
+        for call, fence in drain.cut:
+            self._release(Claim(call, fence, 0, 0))
         return drain
 
     def _publish(self, ready: Sequence[Group]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 
 from mosaic_routing.ordering import Waiting, celery_level
-from mosaic_routing.service import Service
+from mosaic_routing.service import Served, Service
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.sent import Sent
 
@@ -33,24 +32,28 @@ class Order:
         """
         if not sent:
             return {}
-        now_s, tenant = time.time(), plan.plan.tenant
-        lengths_s = [each.decision.latency_s for each in sent.values()]
-        levels = {}
-        served = self._service.serve(run_id, tenant, lengths_s)
-        for call, length_s, (attained_s, lead_s) in zip(sent, lengths_s, served, strict=True):
-            number = CallId(call).node
-            waiting = Waiting(
-                level=plan.plan.priority,
-                ready_s=now_s,
-                length_s=length_s,
-                deadline_s=math.inf if deadline_s == math.inf else now_s + deadline_s,
-                path_s=length_s * plan.depth(number),
-                fan_out=plan.fan_out(number),
-                attained_s=attained_s,
-                lead_s=lead_s,
-            )
-            levels[call] = celery_level(waiting, now_s=now_s)
-        return levels
+        now_s, lengths_s = time.time(), [each.decision.latency_s for each in sent.values()]
+        served = self._service.serve(run_id, plan.plan.tenant, lengths_s)
+        return {
+            call: celery_level(_waiting(call, plan, length_s, had, now_s, now_s + deadline_s), now_s=now_s)
+            for call, length_s, had in zip(sent, lengths_s, served, strict=True)
+        }
+
+
+def _waiting(
+    call: str, plan: PreparedPlan, length_s: float, had: Served, now_s: float, deadline_s: float
+) -> Waiting:
+    number = CallId(call).node
+    return Waiting(
+        level=plan.plan.priority,
+        ready_s=now_s,
+        length_s=length_s,
+        deadline_s=deadline_s,
+        path_s=length_s * plan.depth(number),
+        fan_out=plan.fan_out(number),
+        attained_s=had.attained_s,
+        lead_s=had.lead_s,
+    )
 
 
 __all__ = ["Order"]

@@ -28,6 +28,7 @@ from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.recalls import RecallListener
 from mosaic_queues.settings import Settings, settings
 from mosaic_queues.transitions import Claim, Group, LiveCall, Redo
+from mosaic_routing.degrading import Changed
 from mosaic_routing.guards import Guards, Limited, ServerBackend
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
@@ -67,6 +68,9 @@ class Places(Protocol):
 
     def dispatch(self, run_id: str, plan: PreparedPlan, calls: Sequence[str]) -> dict[int, list[Group]]:
         """Records where they go; returns those to be published now, by the priority of their messages."""
+
+    def fewer_experts(self, experts: int, *, least: int) -> Changed:
+        """How many experts a mixture asks that begins now, of so many without load."""
 
     def early(self, delayed: Mapping[str, Sequence[LiveCall]]) -> Mapping[str, Sequence[str]]:
         """By run, calls that wait for their turn at full targets, for as many as there is room now."""

@@ -58,13 +58,8 @@ class Publication:
         holder: str,
         resumes: bool | None = None,
     ) -> None:
-        self._process, self._run_id, self._plan, self._claim, self._holder = (
-            process,
-            run_id,
-            plan,
-            claim,
-            holder,
-        )
+        self._process, self._run_id, self._plan = process, run_id, plan
+        self._claim, self._holder = claim, holder
         self._number = CallId(claim.call).node
         self._resumes = claim.fence % UNDONE > 1 if resumes is None else resumes
         self._fields: list[Field] = []

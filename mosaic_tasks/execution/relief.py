@@ -1,4 +1,5 @@
-"""What is given up under load, as the model pool declares it: for the calls that this process places."""
+"""What is given up under load, as the model pool declares it: for the calls that this process places, and for the
+mixtures that begin here."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mosaic_routing.degrading import Degrading, advanced, degraded
+from mosaic_routing.degrading import Changed, Degrading, Step, advanced, degraded, fewer_experts
 from mosaic_routing.pool import pool
 from mosaic_routing.requirements import Requirement
 
@@ -36,10 +37,9 @@ class Relief:
 
     def relieved(self, requirement: Requirement, max_tokens: int | None, load: float) -> Relieved:
         """What a call asks for under this load, of what it would ask for without."""
-        steps = pool().degrading
+        steps = self._looked(load)
         if not steps:
             return Relieved(requirement)
-        self._state = advanced(self._state, load, steps=steps, now_s=time.monotonic())
         before = max_tokens or _UNBOUNDED
         changed = degraded(self._state, steps, model=requirement.model, output_tokens=before, load=load)
         if changed.model != requirement.model:
@@ -48,6 +48,18 @@ class Relief:
             )
         shorter = changed.output_tokens if max_tokens and changed.output_tokens < before else None
         return Relieved(requirement, shorter, changed.sentences)
+
+    def fewer_experts(self, experts: int, least: int, load: float) -> Changed:
+        """How many experts a mixture asks under this load, of so many without."""
+        steps = self._looked(load)
+        return fewer_experts(self._state, steps, experts=experts, least=least, load=load)
+
+    def _looked(self, load: float) -> tuple[Step, ...]:
+        """The steps of the pool, of which as many apply as the load calls for."""
+        steps = pool().degrading
+        if steps:
+            self._state = advanced(self._state, load, steps=steps, now_s=time.monotonic())
+        return steps
 
 
 __all__ = ["Relief", "Relieved"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from mosaic_queues.transitions import Claim
+from mosaic_queues.ledger import Ledger
+from mosaic_queues.transitions import Claim, route_of
 from mosaic_routing.pool import API, Price
 from mosaic_routing.targets import Decision
 
@@ -94,6 +96,12 @@ class Straggler(NamedTuple):
     tokens_s: float
 
 
+def sent_of(ledger: Ledger, run_id: str, calls: Sequence[str]) -> list[Sent | None]:
+    """Where calls were sent, as it is recorded; None: of that nothing is."""
+    found = ledger.outputs(run_id, [route_of(call) for call in calls])
+    return [None if raw is None else msgspec.msgpack.decode(raw, type=Sent) for raw in found]
+
+
 def permit_of(run_id: str, call: str) -> str:
     """What limits and the router know a call by."""
     return f"{run_id}/{call}"
@@ -105,4 +113,4 @@ def lease_of(run_id: str, call: str, fence: int) -> str:
     return f"{permit_of(run_id, call)}#{fence}"
 
 
-__all__ = ["Sent", "lease_of", "permit_of"]
+__all__ = ["Sent", "Straggler", "lease_of", "permit_of", "sent_of"]

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice, zip_longest
 from typing import NamedTuple
 
-import msgspec
 import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import MosaicError
-from mosaic_queues.transitions import LiveCall, route_of
-from mosaic_routing.gates import AHEAD_S, room
+from mosaic_queues.transitions import LiveCall
+from mosaic_routing.ceilings import AHEAD_S, room
 from mosaic_routing.queues import ROUTED
 from mosaic_tasks.execution.fleets import Fleets
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.sent import Sent
+from mosaic_tasks.execution.sent import sent_of
 
 log = structlog.get_logger(__name__)
 
@@ -65,8 +64,8 @@ class Turns:
         """How many calls may be sent to each target that limits how many run at once."""
         fleet, learning = self._fleets.now(), self._process.learning
         return {
-            name: room(gates, learning.service_s(fleet.target(name).deployment) or AHEAD_S)
-            for name, gates in fleet.gates.items()
+            name: room(ceilings, learning.service_s(fleet.target(name).deployment) or AHEAD_S)
+            for name, ceilings in fleet.ceilings.items()
         }
 
     def _wanted(self, candidates: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -74,9 +73,7 @@ class Turns:
         wanted = {}
         for run_id in dict.fromkeys(run_id for run_id, _ in candidates):
             calls = [call for its_run, call in candidates if its_run == run_id]
-            kept = self._process.ledger.outputs(run_id, [route_of(call) for call in calls])
-            for call, raw in zip(calls, kept, strict=True):
-                sent = None if raw is None else msgspec.msgpack.decode(raw, type=Sent)
+            for call, sent in zip(calls, sent_of(self._process.ledger, run_id, calls), strict=True):
                 wanted[run_id, call] = sent.waits_for if sent is not None else ()
         return wanted
 

@@ -31,7 +31,7 @@ class _Watch:
     def __init__(self) -> None:
         self._watched: set[Watched] = set()
         self._attended: set[Watched] = set()
-        self._busy = threading.Event()
+        self._busy, self._hasty = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="mosaic-watch", daemon=True)
         self._thread.start()
 
@@ -47,10 +47,15 @@ class _Watch:
         self._attended.add(watched)
         self._busy.set()
 
+    def hasten(self) -> None:
+        """Has it look now, if there is anything to look at."""
+        self._hasty.set()
+
     def _run(self) -> None:
         while True:
             self._busy.wait()
-            time.sleep(TICK_S)
+            self._hasty.wait(TICK_S)
+            self._hasty.clear()
             watched = list(self._watched)
             if not watched:
                 self._busy.clear()
@@ -83,6 +88,11 @@ def _watch() -> _Watch:
 def attend(watched: Watched) -> None:
     """Has the watch look at `watched` from now on, while this process works and when it has finished."""
     _watch().attend(watched)
+
+
+def hasten() -> None:
+    """Has the watch look now, and not at its next tick."""
+    _watch().hasten()
 
 
 @contextmanager

@@ -84,6 +84,8 @@ def _about(mixture: Mixture, record: Record) -> Iterator[str]:
         yield f"not counted: {listed(objected)}"
     if record.unasked:
         yield f"not asked: {_unasked(mixture, record)}"
+    if record.relief:
+        yield record.relief
     if record.skipped_aggregator:
         yield f"its {_judge(mixture)} was not needed"
     if saved := _saved(record):

@@ -59,13 +59,8 @@ def explain(
     """
     if view.status != "running":
         return [Explanation("", ending(view)), *_decisions(plan, view)]
-    by_node: dict[int, list[LiveCall]] = {}
-    shadows: dict[int, list[LiveCall]] = {}
-    for call in live_calls:
-        if is_shadow(call.call):
-            shadows.setdefault(node_of(call.call), []).append(call)
-            continue
-        by_node.setdefault(node_of(call.call), []).append(call)
+    by_node = _by_node(call for call in live_calls if not is_shadow(call.call))
+    shadows = _by_node(call for call in live_calls if is_shadow(call.call))
     world, producers = _World(processes, engines, now_ms, sweep_s), _Producers(plan, view, said)
     active = [
         Explanation(
@@ -76,6 +71,13 @@ def explain(
         for number, calls in sorted(by_node.items())
     ]
     return [*active, *_waiting(plan, view, by_node.keys(), producers), *_decisions(plan, view)]
+
+
+def _by_node(calls: Iterable[LiveCall]) -> dict[int, list[LiveCall]]:
+    found: dict[int, list[LiveCall]] = {}
+    for call in calls:
+        found.setdefault(node_of(call.call), []).append(call)
+    return found
 
 
 def _decisions(plan: Plan, view: RunView) -> Iterator[Explanation]:

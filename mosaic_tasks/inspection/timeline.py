@@ -15,15 +15,9 @@ from xml.sax.saxutils import escape
 from mosaic_queues.events import Event
 from mosaic_queues.transitions import RunStatus
 from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.inspection.arranging import arranged, label
 from mosaic_tasks.inspection.decisions import in_short
-from mosaic_tasks.inspection.progress import (
-    NodeState,
-    NodeView,
-    Progress,
-    arranged,
-    label,
-    told_hedges,
-)
+from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress, told_hedges
 from mosaic_tasks.inspection.wording import duration
 
 Activity = Literal["wait", "pause", "idle", "run"]

@@ -47,20 +47,24 @@ def discussing_ask(heard: Sequence[Heard], view: View, *, roles: Mapping[str, st
     return _about_all(DISCUSSION, heard, view, roles, limit_tokens)
 
 
-def building_ask(built: Built) -> str:
-    """For an expert of a later round: what is settled, and what is open."""
-    core = "\n".join(stated(point, point.said[:1]) for point in built.core)
-    differing = "\n".join(stated(point, point.said) for point in built.open)
-    boundary = boundary_of(core, differing)
-    parts = [f"Settled:\n{quoted(core, boundary)}"] if core else []
-    parts += [f"Open:\n{quoted(differing, boundary)}"] if differing else []
-    return _written(BUILDING, boundary, parts)
+def building_ask(built: Built, *, limit_tokens: int) -> str:
+    """For an expert of a later round: what is settled, and what is open, which is kept where not all of it fits."""
+    differing = Heard(0, "Open", text="\n".join(stated(point, point.said) for point in built.open))
+    core = Heard(1, "Settled", text="\n".join(stated(point, point.said[:1]) for point in built.core))
+    boundary = boundary_of(core.text, differing.text)
+    costs = {one.index: cost_of(one.expert, boundary) for one in (differing, core)}
+    kept = kept_of((differing, core), {differing.index: 1.0, core.index: 0.5}, costs, limit_tokens)
+    told = [one for one in (core, differing) if one.index in kept]
+    return _written(
+        BUILDING, boundary, [f"{one.expert}:\n{quoted(kept[one.index], boundary)}" for one in told]
+    )
 
 
-def judging_ask(one: Heard) -> str:
-    """For a verifier: one answer."""
+def judging_ask(one: Heard, *, limit_tokens: int) -> str:
+    """For a verifier: one answer, without its least telling pieces where it does not fit."""
     boundary = boundary_of(one.text)
-    return _written(JUDGING, boundary, [quoted(one.text, boundary)])
+    kept = kept_of((one,), {one.index: 1.0}, {one.index: cost_of("", boundary)}, limit_tokens)
+    return _written(JUDGING, boundary, [quoted(kept.get(one.index, ""), boundary)])
 
 
 def _about_all(

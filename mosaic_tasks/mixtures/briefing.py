@@ -9,9 +9,8 @@ from mosaic_tasks.mixtures.asks import building_ask, discussing_ask, judging_ask
 from mosaic_tasks.mixtures.beliefs import view_of
 from mosaic_tasks.mixtures.mixture import Memory, Mixture, Question
 from mosaic_tasks.mixtures.points import build
+from mosaic_tasks.mixtures.situation import Heards
 from mosaic_tasks.mixtures.values import Heard, View
-
-Heards = Mapping[int, Heard]
 
 
 def brief(mixture: Mixture, memory: Memory, heard: Heards, question: Question) -> dict[str, Any]:
@@ -35,7 +34,9 @@ def brief(mixture: Mixture, memory: Memory, heard: Heards, question: Question) -
         "open_points": [point.path or point.said[0][0] for point in build(about, mixture.form).open]
         if about
         else [],
-        "ask": _ask(mixture, question, about, view, roles) if about else "",
+        "ask": _ask(mixture, question, about, view, roles, _limit(mixture, memory, question))
+        if about
+        else "",
     }
 
 
@@ -44,20 +45,28 @@ def _about(memory: Memory, heard: Heards, question: Question) -> list[Heard]:
     if question.kind == "verifier":
         return [heard[index] for index in question.about]
     seen = question.round if question.kind == "aggregator" else question.round - 1
-    asked = [q for q in memory.asked if q.kind == "expert" and q.round == seen and q.index in heard]
-    return [heard[q.index] for q in asked if heard[q.index].text]
+    return [heard[q.index] for q in memory.of_round(seen) if q.index in heard and heard[q.index].text]
 
 
 def _ask(
-    mixture: Mixture, question: Question, about: list[Heard], view: View, roles: Mapping[str, str]
+    mixture: Mixture, question: Question, about: list[Heard], view: View, roles: Mapping[str, str], limit: int
 ) -> str:
     if question.kind == "verifier":
-        return judging_ask(about[0])
+        return judging_ask(about[0], limit_tokens=limit)
     if question.kind == "aggregator":
-        return synthesis_ask(about, view, roles=roles, limit_tokens=mixture.quoted_tokens)
+        return synthesis_ask(about, view, roles=roles, limit_tokens=limit)
     if mixture.aggregator == "build":
-        return building_ask(build(about, mixture.form))
-    return discussing_ask(about, view, roles=roles, limit_tokens=mixture.quoted_tokens)
+        return building_ask(build(about, mixture.form), limit_tokens=limit)
+    return discussing_ask(about, view, roles=roles, limit_tokens=limit)
+
+
+def _limit(mixture: Mixture, memory: Memory, question: Question) -> int:
+    """Tokens that may be quoted: half of what its reader can read, where that is known; the rest is the question's."""
+    reader = memory.profiles.get(question.expert)
+    if question.kind == "aggregator":
+        reader = mixture.aggregating
+    readable = reader.context_tokens if reader is not None else 0
+    return min(mixture.quoted_tokens, readable // 2) if readable else mixture.quoted_tokens
 
 
 def _told(one: Heard, roles: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Literal
 
@@ -24,7 +24,6 @@ import msgspec
 from mosaic_queues.errors import InputError
 
 Method = Literal["logistic", "isotonic"]
-Predict = Callable[[Mapping[str, float]], float]
 
 PROBABILITIES = frozenset({"probability", "confidence", "support"})
 """Features that are probabilities."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import StringConstraints, TypeAdapter, ValidationError
-
-from mosaic_queues.errors import ConfigurationError
 from mosaic_tasks.engines.protocol import FinishReason
 from mosaic_tasks.engines.schema import mismatch
+from mosaic_tasks.mixtures.patterns import has_pattern
 from mosaic_tasks.mixtures.values import Problem, Rules
 
 _HEAD = 300
@@ -45,15 +42,6 @@ def problems(
     return tuple(_problems(text, value, rules, schema, finish_reason))
 
 
-def pattern_error(pattern: str) -> str | None:
-    """What is wrong with a pattern of `Rules`; None where it can be used."""
-    try:
-        _finder(pattern)
-    except Exception as error:  # noqa: BLE001 - pydantic exports no name for what a wrong pattern raises
-        return f"{pattern!r} is no pattern of Rust's regex, which has no look-around: {_last_line(error)}"
-    return None
-
-
 def _problems(
     text: str, value: Any, rules: Rules, schema: dict[str, Any] | None, finish_reason: FinishReason
 ) -> Iterator[Problem]:
@@ -68,7 +56,7 @@ def _problems(
         yield "truncated"
     if schema is not None and value is not None and mismatch(value, schema) is not None:
         yield "schema"
-    if rules.pattern and not _has_pattern(text, rules.pattern):
+    if rules.pattern and not has_pattern(text, rules.pattern):
         yield "pattern"
     if any(not _names(text, entity) for entity in rules.entities):
         yield "entity"
@@ -84,25 +72,4 @@ def _names(text: str, entity: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(entity.casefold())}(?!\w)", text.casefold()) is not None
 
 
-def _has_pattern(text: str, pattern: str) -> bool:
-    wrong = pattern_error(pattern)
-    if wrong is not None:
-        raise ConfigurationError(f"the rules' pattern {wrong}")
-    try:
-        _finder(pattern).validate_python(text)
-    except ValidationError:
-        return False
-    return True
-
-
-@lru_cache(maxsize=256)
-def _finder(pattern: str) -> TypeAdapter[str]:
-    """Finds the pattern in time linear in the text, whatever the pattern: it may come from anybody's file."""
-    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])  # Rust's regex, pydantic's default
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2].strip()
-
-
-__all__ = ["pattern_error", "problems"]
+__all__ = ["problems"]

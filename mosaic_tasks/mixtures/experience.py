@@ -1,7 +1,7 @@
 """What runs taught about experts, and the profiles that follow from it.
 
 Two things are learned apart, since one is seen of every call and the other is told of few. *Faults*: the share of its
-answers that do not count (they refuse, are cut off, do not fit). *Right and wrong*: of those that count and were
+answers that do not count (they refuse, are truncated, do not fit). *Right and wrong*: of those that count and were
 judged. An expert is expected to be right as often as both together say, `(1 - faults) * right / (right + wrong)`; were
 each fault an outcome of its own, many runs that nobody scores would hold nothing but wrong answers.
 """
@@ -106,4 +106,4 @@ def expected(known: Experience) -> tuple[float, float, float]:
     return mean, max(mean - off, 0.0), min(mean + off, 1.0)
 
 
-__all__ = ["Experience", "all_profiled", "expected", "identity", "profiled"]
+__all__ = ["Experience", "Pair", "all_profiled", "expected", "identity", "profiled"]

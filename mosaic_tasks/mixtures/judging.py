@@ -17,10 +17,11 @@ import msgspec
 from mosaic_tasks.mixtures.agreement import groups
 from mosaic_tasks.mixtures.beliefs import features
 from mosaic_tasks.mixtures.calibration import Outcome
-from mosaic_tasks.mixtures.deciding import Situation, view_now
 from mosaic_tasks.mixtures.experience import Pair, identity
 from mosaic_tasks.mixtures.mixture import Memory, Mixture, Question
+from mosaic_tasks.mixtures.situation import Situation
 from mosaic_tasks.mixtures.values import Answer, Heard, Profile
+from mosaic_tasks.mixtures.waves import view_now
 
 VERIFIED = 0.3
 """Weight of what a verifier says, against a score: it is a model that errs, on hard questions with the experts."""

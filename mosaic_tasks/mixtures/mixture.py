@@ -158,6 +158,8 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
         cut: those that were not needed any more.
         closing: the experts are heard; a verifier or an aggregator is asked.
         profiles: of the experts, as they were when it began.
+        most: so many experts are asked in a round at most, as it began under load; None: as the mixture says.
+        relief: what was given up for that, in words.
         seed: of chance, which chooses who is asked.
         failure: why it cannot answer.
     """
@@ -170,8 +172,14 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     round: int = 1
     closing: bool = False
     profiles: dict[str, Profile] = {}
+    most: int | None = None
+    relief: str = ""
     choice: Choice | None = None
     failure: str = ""
+
+    def of_round(self, number: int) -> list[Question]:
+        """The questions to experts in a round, which count from 1."""
+        return [question for question in self.asked if question.kind == "expert" and question.round == number]
 
     def waiting(self) -> tuple[Question, ...]:
         """The questions without an answer that are not cut."""

@@ -51,6 +51,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         agreement: share of the answers that count which say the same as the mixture.
         cut: calls that were cut off or never begun.
         unasked: calls of its last round that were never made.
+        relief: what was given up as it began under load, in words.
         skipped_aggregator: a model that aggregates or judges was there and was not needed.
         cost_usd: None where no price is known.
         seconds: from its beginning.
@@ -69,6 +70,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     asked: int = 0
     cut: int = 0
     unasked: int = 0
+    relief: str = ""
     skipped_aggregator: bool = False
     tokens: int = 0
     cost_usd: float | None = None
@@ -86,7 +88,7 @@ def record_of(
     """The record of a mixture that has answered, or cannot."""
     choice = memory.choice
     calls = tuple(_said(question, memory, heard) for question in memory.asked)
-    last = [q for q in memory.asked if q.kind == "expert" and q.round == memory.round]
+    last = memory.of_round(memory.round)
     came = [heard[q.index] for q in last if q.index in heard]
     view = view_of(
         came, memory.profiles, mixture.form, planned=mixture.planned, calibration=mixture.calibration
@@ -109,6 +111,7 @@ def record_of(
         asked=len(memory.asked),
         cut=cut,
         unasked=unasked,
+        relief=memory.relief,
         skipped_aggregator=not judged and (mixture.synthesizer is not None or mixture.verifier is not None),
         tokens=sum(one.input_tokens + one.output_tokens for one in heard.values()),
         cost_usd=round(sum(costs), 8) if costs else None,

@@ -102,11 +102,19 @@ def _drawn(profile: Profile, chance: Random | None) -> float:
 
 
 def _prices(pool: Sequence[Profile], terms: Terms) -> dict[str, float]:
-    """What each costs, beside the average of all: 1 is the average."""
+    """What each costs, beside the average of all: 1 is the average.
+
+    A call may cost nothing. It takes some time and tokens: where none are known, as many as those of the others.
+    """
     usd = _relative([one.usd for one in pool], terms.usd)
-    seconds = _relative([one.latency_s for one in pool], terms.seconds)
-    tokens = _relative([one.tokens for one in pool], terms.tokens)
+    seconds = _relative(_supposed([one.latency_s for one in pool]), terms.seconds)
+    tokens = _relative(_supposed([one.tokens for one in pool]), terms.tokens)
     return {one.name: math.prod(parts) for one, *parts in zip(pool, usd, seconds, tokens, strict=True)}
+
+
+def _supposed(amounts: Sequence[float]) -> list[float]:
+    known = [amount for amount in amounts if amount > 0]
+    return [amount or sum(known) / max(len(known), 1) for amount in amounts]
 
 
 def _relative(costs: Sequence[float], term: float) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
@@ -134,67 +135,43 @@ def _events(entries: Any) -> Iterator[Event]:
 
 def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
     kind = raw[0]
+    event = partial(Event, event_id, at_ms, kind)
     match kind:
         case "opened":
-            return Event(event_id, at_ms, kind, detail=raw[2])
+            return event(detail=raw[2])
         case "ready":
-            return Event(event_id, at_ms, kind, tuple(raw[1]), detail=raw[2])
+            return event(tuple(raw[1]), detail=raw[2])
         case "usage":
-            _, call, model, read, written, cost, cached, _fence = raw
-            return Event(
-                event_id,
-                at_ms,
-                kind,
-                (call,),
-                detail=model,
-                tokens=(int(read), int(written)),
-                cached_tokens=int(cached),
-                cost_usd=None if cost == "" else cost,
-            )
+            return _usage(event, raw)
         case "routed":
             _, call, target, reason, pause_ms, fence = raw
-            return Event(
-                event_id,
-                at_ms,
-                kind,
-                (call,),
-                detail=reason,
-                pause_ms=int(pause_ms),
-                target=target,
-                fence=int(fence),
-            )
+            return event((call,), detail=reason, pause_ms=int(pause_ms), target=target, fence=int(fence))
         case "hedged":
             _, call, target, reason, holder, fence = raw
-            return Event(
-                event_id,
-                at_ms,
-                kind,
-                (call,),
-                holder=process_of(holder),
-                detail=reason,
-                target=target,
-                fence=int(fence),
-            )
+            return event((call,), holder=process_of(holder), detail=reason, target=target, fence=int(fence))
         case "expanded":
-            return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))
+            return event((raw[1],), holder=process_of(raw[3]), detail=str(int(raw[2])))
         case "retry":
-            return Event(
-                event_id,
-                at_ms,
-                kind,
-                (raw[1],),
-                holder=process_of(raw[4]),
-                detail=raw[2],
-                pause_ms=int(raw[3]),
-            )
+            return event((raw[1],), holder=process_of(raw[4]), detail=raw[2], pause_ms=int(raw[3]))
         case "redo":
             nodes = tuple(str(int(number)) for number in raw[1])
-            return Event(event_id, at_ms, kind, nodes, holder=process_of(raw[2]), detail=str(int(raw[3])))
+            return event(nodes, holder=process_of(raw[2]), detail=str(int(raw[3])))
         case "failed":
-            return Event(event_id, at_ms, kind, (raw[1],), holder=process_of(raw[3]), detail=raw[2])
+            return event((raw[1],), holder=process_of(raw[3]), detail=raw[2])
         case "decided":
-            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=process_of(raw[2]), detail=raw[3])
+            return event(tuple(raw[1]), holder=process_of(raw[2]), detail=raw[3])
         case "closed":
-            return Event(event_id, at_ms, kind, detail=f"{raw[1]}: {raw[2]}" if raw[2] else raw[1])
+            return event(detail=f"{raw[1]}: {raw[2]}" if raw[2] else raw[1])
         case _:
-            return Event(event_id, at_ms, kind, tuple(raw[1]), holder=process_of(raw[2]))
+            return event(tuple(raw[1]), holder=process_of(raw[2]))
+
+
+def _usage(event: partial[Event], raw: list[Any]) -> Event:
+    _, call, model, read, written, cost, cached, _fence = raw
+    return event(
+        (call,),
+        detail=model,
+        tokens=(int(read), int(written)),
+        cached_tokens=int(cached),
+        cost_usd=None if cost == "" else cost,
+    )

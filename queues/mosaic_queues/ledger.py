@@ -239,12 +239,20 @@ class Ledger:
         if commit is not None:
             argument |= commit.argument()
             data = commit.data()
-        (state, cursors, ready, *held), kept, *entries = _CONSUME(
+        (state, cursors, ready, *cut), kept, *entries = _CONSUME(
             self.client, self.keys.run(run_id), argument, data
         )
         _check(state, run_id, claim)
-        self.recalls.send(Recalled(holder, run_id, calls) for holder, calls in (held[0] if held else ()))
-        return Drain(state, dict(cursors or {}), bytes(kept), _by_stream(sources, entries), _groups(ready))
+        ended = cut[0] if cut else []
+        self._recall(run_id, [(each_holder, [call]) for call, _, each_holder in ended if each_holder])
+        return Drain(
+            state,
+            dict(cursors or {}),
+            bytes(kept),
+            _by_stream(sources, entries),
+            _groups(ready),
+            [(call, int(fence)) for call, fence, _ in ended],
+        )
 
     def lag(self, run_id: str, streams: Mapping[str, Sequence[str]], *, wait: bool = False) -> int:
         """How many items or characters the slowest reader that runs is behind; `streams` with their readers.

@@ -166,13 +166,18 @@ class Commit(NamedTuple):
 
 class Drain(NamedTuple):
     """What a mailbox reads, with the cursors and the state of its last commit; `idle`: nothing was there, it waits
-    now."""
+    now.
+
+    Attributes:
+        cut: calls that were cut, their shadows too, each with the fence of its claim, or of the one to come.
+    """
 
     outcome: Literal["read", "idle", "sealed"]
     cursors: Mapping[str, str]
     state: bytes
     chunks: Mapping[str, Sequence[Chunk]]
     ready: Sequence[tuple[str, Sequence[str]]]
+    cut: Sequence[tuple[str, int]] = ()
 
 
 def position_of(entry_id: bytes | str) -> Position:

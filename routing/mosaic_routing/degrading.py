@@ -96,27 +96,38 @@ def degraded(
     model: str,
     experts: int = 1,
     output_tokens: int = 1024,
+    least_experts: int = 1,
     load: float,
 ) -> Changed:
     """What a call asks for now, of what it would ask for without load.
 
     Args:
+        least_experts: fewer are not asked on account of load.
         load: for the sentences.
     """
     changed = Changed(model=model, experts=experts, output_tokens=output_tokens)
     for step in steps[: state.level]:
-        changed = _without(changed, step, load)
+        changed = _without(changed, step, load, least_experts)
     return changed
 
 
-def _without(asked: Changed, step: Step, load: float) -> Changed:
+def fewer_experts(
+    state: Degrading, steps: tuple[Step, ...], *, experts: int, least: int, load: float
+) -> Changed:
+    """What a mixture asks for as it begins: the steps of its calls apply to each of these by itself."""
+    own = tuple(step for step in steps[: state.level] if step.kind == "fewer_experts")
+    at = Degrading(level=len(own))
+    return degraded(at, own, model="", experts=experts, least_experts=least, load=load)
+
+
+def _without(asked: Changed, step: Step, load: float, least_experts: int) -> Changed:
     """One step applied; it says nothing where it changes nothing."""
     values: dict[str, str | int]
     match step.kind:
         case "cheaper_model":
             values, said = {"model": step.model}, f"asked {step.model} instead of {asked.model}"
         case "fewer_experts":
-            experts = max(1, int(asked.experts * step.share))
+            experts = min(asked.experts, max(least_experts, int(asked.experts * step.share)))
             values, said = {"experts": experts}, f"asked {experts} instead of {asked.experts} experts"
         case "shorter_output":
             tokens = max(1, int(asked.output_tokens * step.share))
@@ -131,4 +142,14 @@ def _without(asked: Changed, step: Step, load: float) -> Changed:
     return msgspec.structs.replace(after, sentences=(*asked.sentences, sentence))
 
 
-__all__ = ["CALM_S", "HOLD_S", "Changed", "Degrading", "Kind", "Step", "advanced", "degraded"]
+__all__ = [
+    "CALM_S",
+    "HOLD_S",
+    "Changed",
+    "Degrading",
+    "Kind",
+    "Step",
+    "advanced",
+    "degraded",
+    "fewer_experts",
+]

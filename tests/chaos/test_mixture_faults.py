@@ -109,5 +109,7 @@ def test_answers_of_a_hundred_kilobytes_are_heard(workers: Workers, tmp_path: Pa
     start(workers, env=QUICK).wait_ready()
     long = json.dumps({"reasoning": "So it goes. " * 9000, "answer": "18"})
     writer = {"kind": "synthesis", "model": says(tmp_path, "writer", number(18))}
-    record = ask(experts(tmp_path, long, long), gate="none", aggregator=writer).result(timeout_s=WAIT_S)
+    record = ask(experts(tmp_path, long, long), gate="none", enough=1, aggregator=writer).result(
+        timeout_s=WAIT_S
+    )
     assert (record["answer"], record["by"]) == (18, "synthesis")

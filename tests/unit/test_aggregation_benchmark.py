@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,57 +15,48 @@ import pytest
 
 from mosaic_tasks.mixtures.values import Answer, AnswerForm
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MODELS = ("made-7b", "made-8b", "made-9b")
 NUMBER = AnswerForm(form="number")
 
 
 @pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module as a benchmark does: from the directory of the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module
+def made(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_made")
 
 
 @pytest.fixture(scope="module")
-def made(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_made")
+def recordings(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_recordings")
 
 
 @pytest.fixture(scope="module")
-def recordings(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_recordings")
+def fleet(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_fleet")
 
 
 @pytest.fixture(scope="module")
-def fleet(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_fleet")
+def baselines(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_baselines")
 
 
 @pytest.fixture(scope="module")
-def baselines(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_baselines")
+def adaptive(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_adaptive")
 
 
 @pytest.fixture(scope="module")
-def adaptive(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_adaptive")
+def numbers(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_statistics")
 
 
 @pytest.fixture(scope="module")
-def numbers(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_statistics")
+def models(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation_models")
 
 
 @pytest.fixture(scope="module")
-def models(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation_models")
-
-
-@pytest.fixture(scope="module")
-def aggregation(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("aggregation")
+def aggregation(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("aggregation")
 
 
 def said(recordings: ModuleType, value: str, *, gold: str = "1", words: int = 20) -> Any:

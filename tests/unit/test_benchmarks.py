@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,71 +16,61 @@ from mosaic_tasks import Workflow, compile_workflow
 from mosaic_tasks.engines.protocol import EngineRequest, Message
 from mosaic_tasks.engines.recordings import Recording, find
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+@pytest.fixture(scope="module")
+def harness(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("harness")
 
 
 @pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module as a benchmark does: from the directory of the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module
+def overhead(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("overhead")
 
 
 @pytest.fixture(scope="module")
-def harness(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("harness")
+def traffic(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("traffic")
 
 
 @pytest.fixture(scope="module")
-def overhead(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("overhead")
+def bound(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("streaming_bound")
 
 
 @pytest.fixture(scope="module")
-def traffic(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("traffic")
+def scenarios(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("streaming_scenarios")
 
 
 @pytest.fixture(scope="module")
-def bound(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("streaming_bound")
+def streaming(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("streaming")
 
 
 @pytest.fixture(scope="module")
-def scenarios(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("streaming_scenarios")
+def inference(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("inference")
 
 
 @pytest.fixture(scope="module")
-def streaming(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("streaming")
+def mixtures(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("mixtures")
 
 
 @pytest.fixture(scope="module")
-def inference(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("inference")
-
-
-@pytest.fixture(scope="module")
-def mixtures(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("mixtures")
-
-
-@pytest.fixture(scope="module")
-def asked_mixtures(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("mixtures_scenario")
+def asked_mixtures(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("mixtures_scenario")
 
 
 @pytest.fixture
-def made_answers(load: Callable[[str], ModuleType], tmp_path: Path) -> Any:
-    path = load("aggregation_made").write(tmp_path / "made.jsonl", count=20)
-    return load("aggregation_recordings").read(path)
+def made_answers(load_benchmark: Callable[[str], ModuleType], tmp_path: Path) -> Any:
+    path = load_benchmark("aggregation_made").write(tmp_path / "made.jsonl", count=20)
+    return load_benchmark("aggregation_recordings").read(path)
 
 
 @pytest.fixture(scope="module")
-def ours(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("ours")
+def ours(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("ours")
 
 
 def times(overhead: ModuleType, kind: str, size: int, *seconds: float) -> object:
@@ -302,8 +291,10 @@ def test_an_answer_is_timed_as_it_is_replayed(bound: ModuleType) -> None:
     assert 1.0 < step.when("") <= 1.0 + len(recorded.text) / 4
 
 
-def test_a_client_that_has_ended_is_told_of_with_the_logs(load: Callable[[str], ModuleType]) -> None:
-    processes = load("processes")
+def test_a_client_that_has_ended_is_told_of_with_the_logs(
+    load_benchmark: Callable[[str], ModuleType],
+) -> None:
+    processes = load_benchmark("processes")
     with processes.Processes() as started:
         worker = started.start("worker", ["echo", "I was here"], environment={})
         client = processes.Client(started, "client", "no_such_side", environment={}, workers=[worker])
@@ -488,8 +479,8 @@ def test_prompts_are_of_one_length_and_none_is_asked_twice(inference: ModuleType
     assert len({len(prompt) for prompt in prompts}) == 1
 
 
-def test_who_is_answered_asks_the_next(load: Callable[[str], ModuleType]) -> None:
-    asking = load("inference_load")
+def test_who_is_answered_asks_the_next(load_benchmark: Callable[[str], ModuleType]) -> None:
+    asking = load_benchmark("inference_load")
     in_flight: list[str] = []
     most: list[int] = []
 
@@ -569,8 +560,10 @@ def test_where_nobody_wrote_there_was_nothing_to_cancel(mixtures: ModuleType) ->
     assert (figures["cancel_ms_p99"], figures["cut_while_writing"]) == (None, 0)
 
 
-def test_an_expert_is_late_from_its_cut_to_the_end_of_its_stream(load: Callable[[str], ModuleType]) -> None:
-    noted = load("mixtures_notes")
+def test_an_expert_is_late_from_its_cut_to_the_end_of_its_stream(
+    load_benchmark: Callable[[str], ModuleType],
+) -> None:
+    noted = load_benchmark("mixtures_notes")
 
     def note(name: str, begun_s: float, ended_s: float) -> object:
         return noted.Note("adaptive-1", name, begun_s, ended_s, chars=9)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_routing.degrading import CALM_S, HOLD_S, Degrading, Step, advanced, degraded
+from mosaic_routing.degrading import CALM_S, HOLD_S, Degrading, Kind, Step, advanced, degraded, fewer_experts
 
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "routing.md").read_text("utf-8")
 STEPS = (
     Step(kind="cheaper_model", load=1.0, model="gemma-2-2b"),
     Step(kind="fewer_experts", load=1.5, share=0.5),
@@ -88,3 +95,24 @@ def test_a_step_that_is_none_is_refused() -> None:
         Step(kind="cheaper_model")
     with pytest.raises(ValueError, match=r"1\.5 is no share for the step 'shorter_output'"):
         Step(kind="shorter_output", share=1.5)
+
+
+@pytest.mark.parametrize(
+    ("level", "experts", "least", "asked"),
+    [(1, 6, 2, 6), (2, 6, 2, 3), (3, 6, 2, 3), (2, 6, 5, 5), (2, 1, 1, 1), (2, 2, 3, 2)],
+)
+def test_a_mixture_asks_fewer_experts_and_no_fewer_than_its_least(
+    level: int, experts: int, least: int, asked: int
+) -> None:
+    state = Degrading(level=level)
+    changed = fewer_experts(state, STEPS, experts=experts, least=least, load=1.7)
+    assert changed.experts == asked
+    told = f"under load (1.70 of what the targets can take): asked {asked} instead of {experts} experts"
+    assert changed.sentences == ((told,) if asked < experts else ())
+
+
+def test_the_guide_s_example_is_one_and_has_every_kind() -> None:
+    (block,) = re.findall(r"^```yaml\n(degrading:.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    steps = msgspec.convert(yaml.safe_load(block)["degrading"], tuple[Step, ...])
+    assert sorted(step.kind for step in steps) == sorted(get_args(Kind))
+    assert [step.load for step in steps] == sorted(step.load for step in steps)

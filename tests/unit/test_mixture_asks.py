@@ -13,7 +13,7 @@ from mosaic_tasks.engines.protocol import approx_tokens
 from mosaic_tasks.mixtures import quoting
 from mosaic_tasks.mixtures.asks import building_ask, discussing_ask, judging_ask, synthesis_ask
 from mosaic_tasks.mixtures.beliefs import view_of
-from mosaic_tasks.mixtures.points import build
+from mosaic_tasks.mixtures.points import Built, Point, build
 from mosaic_tasks.mixtures.values import Answer, AnswerForm, Heard, Profile
 
 TEXT = AnswerForm(form="text")
@@ -32,7 +32,7 @@ def test_each_expert_stands_there_in_its_role_the_likeliest_first() -> None:
 @pytest.mark.parametrize("kind", ["synthesis", "discussing", "judging"])
 def test_an_answer_that_instructs_stays_inside_its_quotation(kind: str) -> None:
     heard = [_text(0, ATTACK), _text(1, "It is 7.")]
-    ask = judging_ask(heard[0]) if kind == "judging" else _asked(heard, kind=kind)
+    ask = judging_ask(heard[0], limit_tokens=4000) if kind == "judging" else _asked(heard, kind=kind)
 
     boundary = _boundary(ask)
     assert ATTACK in _quotations(ask, boundary)
@@ -113,10 +113,34 @@ def test_those_that_failed_are_not_quoted() -> None:
 
 
 def test_what_is_settled_and_what_is_open_is_quoted() -> None:
-    ask = building_ask(build(said("7", "7", "9"), NUMBER))
+    ask = building_ask(build(said("7", "7", "9"), NUMBER), limit_tokens=4000)
 
     assert "7 (2 said so)" in _quotations(ask, _boundary(ask))[0]
     assert "Open:" not in ask
+
+
+def test_what_is_open_is_kept_where_not_all_fits() -> None:
+    core, differing = (_point(f"{name} {LONG[:4000]}") for name in ("settled", "differing"))
+
+    ask = building_ask(Built((core,), (differing,)), limit_tokens=300)
+
+    assert "differing" in ask
+    assert "settled xxx" not in ask
+    assert approx_tokens(ask) <= 300 + approx_tokens(building_ask(Built((), ()), limit_tokens=300))
+
+
+def test_a_long_answer_that_is_judged_is_cut_by_value() -> None:
+    filler = " ".join(f"Step {n} leads nowhere at all, and on it goes." for n in range(200))
+    one = Heard(0, "e0", text=f"{filler} The sum is 7001. {filler}", answer=Answer("7001", "7001"))
+
+    ask = judging_ask(one, limit_tokens=300)
+
+    assert "The sum is 7001." in ask
+    assert approx_tokens(ask) <= 300 + approx_tokens(judging_ask(_text(0, ""), limit_tokens=300))
+
+
+def _point(text: str) -> Point:
+    return Point("", ((text, (0,)),))
 
 
 def _asked(heard: list[Heard], *, limit_tokens: int = 60_000, kind: str = "synthesis") -> str:

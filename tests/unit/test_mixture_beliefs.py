@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mixture_made import NUMBER, profiles, said, viewed
 
+from mosaic_tasks.mixtures import beliefs
+from mosaic_tasks.mixtures.agreement import Similarity
 from mosaic_tasks.mixtures.beliefs import (
     Calibration,
     accuracy,
     agreeing,
     families_of,
+    features,
     stacked,
     together,
     view_of,
@@ -52,6 +55,33 @@ class TestView:
 
         assert view.leader is None
         assert view.order == ()
+
+    def test_texts_are_compared_by_the_model_that_the_form_names(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def embedded(model: str) -> Similarity:
+            assert model == "small"
+            return lambda texts, _least: [[1.0] * len(texts) for _ in texts]
+
+        monkeypatch.setattr(beliefs, "embedded", embedded)
+        form = AnswerForm("text", embedding="small")
+
+        assert view_of(said("It rains.", "Wet weather."), {}, form, planned=2).candidates[0].votes == 2
+        assert view_of(said("It rains.", "Wet weather."), {}, AnswerForm("text"), planned=2).candidates[1:]
+
+    def test_a_calibration_sees_what_log_probabilities_tell(self) -> None:
+        """Of the leading answer, the mean over the calls that have it."""
+        told = [{"logprob_mean": -0.2}, {"logprob_mean": -0.4, "entropy": 1.0}, {"logprob_mean": -9.0}]
+        heard = [
+            msgspec.structs.replace(one, signals=signals)
+            for one, signals in zip(said("7", "7", "9"), told, strict=True)
+        ]
+        view = view_of(heard, profiles(3, quality=0.8), NUMBER, planned=3)
+
+        known = features(view.candidates, 3)
+
+        assert known["logprob_mean"] == pytest.approx(-0.3)
+        assert known["entropy"] == 1.0
 
     def test_all_that_do_not_count_leave_no_candidate(self) -> None:
         view = viewed(None, None)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mosaic_queues.errors import InputError
+from mosaic_tasks import Workflow, compile_workflow
 from mosaic_tasks.cli.calibrating import calibrate
 from mosaic_tasks.mixtures.calibration import (
     LEAST_LINES,
@@ -245,7 +246,7 @@ def test_files_that_cannot_be_used_are_told(history: Path, tmp_path: Path) -> No
 
 def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)[0]
+    first, last = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)
     exec(compile(first, "guide", "exec"), {})
     commands = [
         line for block in re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.M | re.S) for line in block.splitlines()
@@ -258,6 +259,11 @@ def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.Monke
     learnt = msgspec.json.decode(Path("calibration.json").read_bytes(), type=Calibration)
     assert learnt({"probability": 0.9, "votes": 4}) < 0.9
     assert Path("reliability.svg").stat().st_size > 1000
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.M | re.S)
+    mixture = compile_workflow(Workflow.from_yaml(block)).nodes[0].mixture
+    assert mixture is not None
+    assert mixture.calibration == msgspec.structs.replace(learnt, curve=None)
+    exec(compile(last, "guide", "exec"), {})
 
 
 def test_the_line_of_the_guide_is_a_line_of_a_history() -> None:

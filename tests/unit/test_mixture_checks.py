@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import ConfigurationError
-from mosaic_tasks.mixtures.checks import pattern_error, problems
+from mosaic_tasks.mixtures.checks import problems
+from mosaic_tasks.mixtures.patterns import pattern_error
 from mosaic_tasks.mixtures.values import Rules
 
 NONE = Rules()

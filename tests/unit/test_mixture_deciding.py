@@ -9,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mosaic_tasks.mixtures.deciding import Situation, Step, decide, spent
+from mosaic_tasks.mixtures.deciding import Situation, Step, decide
+from mosaic_tasks.mixtures.gates import need
 from mosaic_tasks.mixtures.mixture import Choice, Expert, Limits, Memory, Mixture, Question
-from mosaic_tasks.mixtures.values import AggregatorKind, Answer, Gate, GateKind, Heard, Profile
+from mosaic_tasks.mixtures.recording import record_of
+from mosaic_tasks.mixtures.situation import spent
+from mosaic_tasks.mixtures.values import AggregatorKind, Answer, AnswerForm, Gate, GateKind, Heard, Profile
+from mosaic_tasks.mixtures.waves import view_now
 
 NEVER = Gate("none", confidence=None)
 VERIFIER, WRITER = 90, 91
+MOST = 1000
 
 
 def experts(count: int, **fields: Any) -> tuple[Expert, ...]:
@@ -94,6 +99,7 @@ GATES = st.sampled_from(
     [
         NEVER,
         Gate("margin", margin=2, confidence=None),
+        Gate("probability"),
         Gate("posterior"),
         Gate("dirichlet"),
         Gate("unanimous"),
@@ -108,7 +114,7 @@ SAID = st.sampled_from(["18", "5", "7", None])
     count=st.integers(1, 5),
     samples=st.integers(1, 3),
     gate=GATES,
-    waves=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    waves=st.lists(st.integers(1, 4), max_size=3).map(tuple),
     least=st.integers(1, 3),
     rounds=st.integers(1, 3),
     aggregator=st.sampled_from(["majority", "weighted", "verify", "rank", "synthesis", "build"]),
@@ -116,6 +122,9 @@ SAID = st.sampled_from(["18", "5", "7", None])
     says=st.lists(SAID, min_size=1, max_size=8),
     order=st.lists(st.integers(0, 9), max_size=5),
     tokens=st.one_of(st.none(), st.integers(0, 2000)),
+    most=st.one_of(st.none(), st.integers(1, 4)),
+    enough=st.floats(0, 1),
+    explores=st.booleans(),
 )
 def test_it_comes_to_an_end_whatever_its_experts_say(
     count: int,
@@ -129,6 +138,9 @@ def test_it_comes_to_an_end_whatever_its_experts_say(
     says: list[str | None],
     order: list[int],
     tokens: int | None,
+    most: int | None,
+    enough: float,
+    explores: bool,
 ) -> None:
     asks = Mixture(
         experts(count, samples=samples),
@@ -140,11 +152,19 @@ def test_it_comes_to_an_end_whatever_its_experts_say(
         verifier=VERIFIER if judges else None,
         synthesizer=WRITER if judges else None,
         limits=Limits(tokens=tokens),
+        most=most,
+        enough=enough,
+        explores=explores,
     )
     played = Played(asks, says, order=order)
     step = played.run()
     experts_asked = [q for q in step.memory.asked if q.kind == "expert"]
-    assert len(experts_asked) <= count * samples * rounds
+    assert len(experts_asked) <= min(count * samples, most or MOST) * rounds
+    if len(experts_asked) < len(step.memory.asked) and aggregator != "rank":
+        before = Situation(asks, replace(step.memory, closing=False), played.heard, 0)
+        leader = view_now(before).leader
+        assert leader is not None
+        assert leader.probability < enough
     if tokens is not None:
         assert 100 * len(experts_asked) <= max(tokens, 0)
     if step.failure:
@@ -155,6 +175,97 @@ def test_it_asks_in_waves() -> None:
     played = Played(mixture(5, waves=(2, 1)), ["18", "5"])
     played.run()
     assert [len(step.ask) for step in played.steps if step.ask] == [2, 1, 1, 1]
+
+
+def first_wave(asks: Mixture, **fields: Any) -> list[str]:
+    return [question.expert for question in decide(Situation(asks, begun(asks, **fields), {}, 0)).ask]
+
+
+def known(asks: Mixture, **profiles: Profile) -> Situation:
+    """The mixture as it begins, with what is known of these experts."""
+    memory = begun(asks)
+    return Situation(asks, replace(memory, profiles={**memory.profiles, **profiles}), {}, 0)
+
+
+def test_without_waves_it_asks_as_many_as_the_gate_needs_at_least() -> None:
+    asks = mixture(5, gate=Gate())
+    first = decide(Situation(asks, begun(asks), {}, 0))
+    assert len(first.ask) == first.need == need(Gate(), view_now(Situation(asks, begun(asks), {}, 0))) == 3
+    played = Played(asks, ["18", "18", "5", "18", "18"])
+    played.run()
+    assert [len(each.ask) for each in played.steps if each.ask] == [3, 2]
+
+
+def test_without_waves_a_gate_that_never_passes_asks_all_at_once() -> None:
+    assert len(first_wave(mixture(5))) == 5
+
+
+def test_the_least_are_asked_at_once_where_the_gate_needs_fewer() -> None:
+    assert len(first_wave(mixture(5, gate=Gate("quorum", quorum=1), min_experts=2))) == 2
+
+
+def test_the_most_valuable_are_asked_first_and_those_unknown_as_the_file_says() -> None:
+    asks = Mixture(tuple(Expert(f"e{n}", n + 1, Profile(f"e{n}")) for n in range(4)), gate=NEVER, waves=(2,))
+    assert first_wave(asks) == ["e0", "e1"]
+    at = known(asks, e2=Profile("e2", right=90, wrong=10), e3=Profile("e3", right=10, wrong=90))
+    assert [question.expert for question in decide(at).ask] == ["e2", "e0"]
+
+
+def test_everybody_is_asked_once_before_anybody_twice() -> None:
+    asks = Mixture(experts(2, samples=2), gate=NEVER, waves=(4,))
+    at = known(asks, e1=Profile("e1", right=990, wrong=10))
+    assert [question.expert for question in decide(at).ask] == ["e1", "e0", "e1", "e0"]
+
+
+def test_only_a_selection_draws_whom_it_asks() -> None:
+    """Of two that are known a little, the worse one is tried now and then."""
+
+    def asked(*, explores: bool) -> set[str]:
+        asks = mixture(2, explores=explores, waves=(1,))
+        worse = known(asks, e0=Profile("e0", quality=0.7), e1=Profile("e1", quality=0.8))
+        seeded = (worse._replace(memory=replace(worse.memory, seed=seed)) for seed in range(30))
+        return {question.expert for at in seeded for question in decide(at).ask}
+
+    assert asked(explores=True) == {"e0", "e1"}
+    assert asked(explores=False) == {"e1"}
+
+
+@pytest.mark.parametrize("explores", [True, False])
+def test_so_many_are_asked_in_a_round_at_most(explores: bool) -> None:
+    asks = mixture(5, most=2, explores=explores, rounds=2)
+    step = Played(asks, ["18", "5"]).run()
+    assert [question.round for question in step.memory.asked] == [1, 1, 2, 2]
+
+
+def test_fewer_are_asked_where_it_began_under_load() -> None:
+    assert len(first_wave(mixture(5), most=2)) == 2
+    at = Situation(mixture(5), begun(mixture(5), most=2), {}, 0)
+    assert view_now(at).planned == 2
+
+
+def test_what_was_given_up_under_load_is_recorded() -> None:
+    asks = mixture(5)
+    memory = begun(asks, most=2, relief="asked 2 instead of 5 experts")
+    record = record_of(asks, decide(Situation(asks, memory, {}, 0)).memory, {}, now_ms=0)
+    assert (record.asked, record.unasked, record.relief) == (2, 3, "asked 2 instead of 5 experts")
+
+
+def test_what_is_awaited_goes_by_those_who_work_not_by_who_would_be_asked_next() -> None:
+    good = {f"e{n}": Profile(f"e{n}", quality=0.9) for n in range(3)}
+    asks = mixture(3, gate=Gate(), waves=(3,))
+    assert decide(known(asks, **good)).need == 2
+    asks = mixture(5, gate=Gate(), waves=(3,))
+    weak = {f"e{n}": Profile(f"e{n}", quality=0.3) for n in (3, 4)}
+    assert decide(known(asks, **good, **weak)).need == 2
+
+
+def test_one_that_counts_already_is_not_awaited_again() -> None:
+    """One of the least two has answered, the other answer did not count."""
+    asks = mixture(5, gate=Gate("quorum", quorum=1, confidence=None), min_experts=2, waves=(2,))
+    first = decide(Situation(asks, begun(asks), {}, 0))
+    heard = {0: answered(first.ask[0], "18"), 1: answered(first.ask[1], None)}
+    second = decide(Situation(asks, replace(first.memory, heard=(0, 1)), heard, 0))
+    assert (len(second.ask), second.need) == (2, 1)
 
 
 def test_a_wave_is_joined_as_soon_as_the_gate_can_pass() -> None:
@@ -199,14 +310,100 @@ def test_a_tie_goes_to_the_weight_and_is_told() -> None:
 
 def test_an_aggregator_that_fails_leaves_it_to_the_votes() -> None:
     asks = mixture(3, waves=(3,), aggregator="synthesis", synthesizer=WRITER)
-    step = Played(asks, ["18", "18", "5", None]).run()
+    step = Played(asks, ["18", "7", "5", None]).run()
     assert (choice(step).value, choice(step).by) == ("18", "weighted")
     assert "the aggregator gave nothing: its answer is unreadable" in choice(step).why
 
 
+AGGREGATES: dict[str, Any] = {"waves": (3,), "aggregator": "synthesis", "synthesizer": WRITER}
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "enough", "asks_it"),
+    [
+        ("synthesis", 0.65, False),
+        ("build", 0.65, False),
+        ("verify", 0.65, False),
+        ("rank", 0.65, True),
+        ("synthesis", 0.8, True),
+        ("verify", 0.8, True),
+    ],
+)
+def test_a_model_is_asked_where_the_leader_is_less_probable_than_enough(
+    aggregator: AggregatorKind, enough: float, asks_it: bool
+) -> None:
+    judges = {"verifier": VERIFIER, "synthesizer": WRITER}
+    asks = mixture(3, waves=(3,), aggregator=aggregator, enough=enough, **judges)
+    step = Played(asks, ["18", "18", "5"]).run()
+    assert any(question.kind != "expert" for question in step.memory.asked) == asks_it
+    if not asks_it:
+        sure = "it is right with probability 0.76, so that no model is asked about it"
+        assert choice(step).why == f"2 of 3 said '18', and no gate passed; {sure}"
+
+
+def test_what_the_aggregator_says_is_one_more_vote() -> None:
+    step = Played(mixture(3, **AGGREGATES), ["18", "7", "5", "7"]).run()
+    assert (choice(step).value, choice(step).by, choice(step).supporters) == ("7", "synthesis", (1,))
+    assert 0.65 < choice(step).probability < 1.0
+
+
+def test_what_the_aggregator_says_may_be_outvoted() -> None:
+    asks = mixture(4, **AGGREGATES, enough=0.99)
+    step = Played(asks, ["18", "18", "18", "5", "7"]).run()
+    assert (choice(step).value, choice(step).by, choice(step).supporters) == ("18", "weighted", (0, 1, 2))
+    assert choice(step).why == "the aggregator said '7', and '18' weighs more all the same"
+
+
+def test_an_aggregator_of_which_little_is_believed_weighs_little() -> None:
+    asks = mixture(2, **AGGREGATES, aggregating=Profile("aggregator", quality=0.1))
+    step = Played(asks, ["18", "5", "7"]).run()
+    assert choice(step).value == "18"
+
+
+def test_where_all_of_an_answer_is_wanted_the_aggregator_has_the_last_word() -> None:
+    """It is believed as far as its own answer is, not as the leading one is."""
+    asks = mixture(4, **AGGREGATES, enough=0.99, whole=True)
+    step = Played(asks, ["18", "18", "18", "5", "7"]).run()
+    assert (choice(step).value, choice(step).by) == ("7", "synthesis")
+    assert choice(step).probability < 0.5
+
+
+def test_an_aggregator_that_says_the_same_in_other_words_decides() -> None:
+    written = {"18": "The ducks lay eighteen eggs.", "7": "The ducks lay eighteen eggs"}
+    asks = mixture(2, **AGGREGATES, form=AnswerForm("text"), enough=1.0)
+    step = Played(asks, [written["18"], "No idea at all.", written["7"]]).run()
+    assert (choice(step).value, choice(step).by, choice(step).supporters) == (written["7"], "synthesis", (0,))
+
+
+def test_a_last_round_without_an_answer_leaves_it_to_the_one_before() -> None:
+    step = Played(mixture(1, rounds=3), ["18", "7", None]).run()
+    assert (choice(step).value, choice(step).by) == ("7", "weighted")
+    assert choice(step).why == "1 of 1 said '7', and no gate passed; no answer of round 3 counts"
+
+
+def test_a_deadline_in_a_later_round_leaves_the_answers_of_the_one_before() -> None:
+    asks = mixture(1, rounds=2, limits=Limits(seconds=1.0))
+    first = decide(Situation(asks, begun(asks), {}, 0))
+    heard = {0: answered(first.ask[0], "18")}
+    second = decide(Situation(asks, replace(first.memory, heard=(0,)), heard, 0))
+    step = decide(Situation(asks, second.memory, heard, 1000))
+    assert (choice(step).value, choice(step).by, len(step.cut)) == ("18", "deadline", 1)
+
+
+@pytest.mark.parametrize(("tokens", "by"), [(100, "budget"), (200, "budget"), (1000, "weighted")])
+def test_a_budget_that_stops_asking_is_told(tokens: int, by: str) -> None:
+    step = Played(mixture(5, waves=(1,), limits=Limits(tokens=tokens)), ["18", "5"]).run()
+    assert (choice(step).by, choice(step).is_early) == (by, by == "budget")
+
+
+def test_a_budget_that_is_spent_asks_no_aggregator() -> None:
+    step = Played(mixture(3, **AGGREGATES, limits=Limits(tokens=300)), ["18", "7", "5"]).run()
+    assert (choice(step).by, len(step.memory.asked)) == ("budget", 3)
+
+
 @pytest.mark.parametrize(("aggregator", "best"), [("verify", "18"), ("rank", "5")])
 def test_a_verifier_decides(aggregator: AggregatorKind, best: str) -> None:
-    asks = mixture(3, waves=(3,), aggregator=aggregator, verifier=VERIFIER)
+    asks = mixture(3, waves=(3,), aggregator=aggregator, verifier=VERIFIER, enough=0.9)
     first = Played(asks, ["18", "18", "5"])
     memory = decide(Situation(asks, begun(asks), {}, 0)).memory
     for question in memory.asked:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mosaic_queues.errors import DefinitionError
+from mosaic_queues.settings import settings
 from mosaic_tasks import Flow, Workflow, compile_workflow, mixture
+from mosaic_tasks.definition.mixing import AGGREGATING, ASK, UNMEASURED
 from mosaic_tasks.definition.plan import ITEM, NodePlan, Ref
 from mosaic_tasks.mixtures.mixture import Mixture
 
@@ -93,6 +97,79 @@ def test_experts_are_selected_from_the_pool() -> None:
     assert all(expert.profile.quality >= 0.8 for expert in mixed.experts)
 
 
+def test_only_those_that_are_selected_are_drawn() -> None:
+    assert compiled(experts=None, select={"capability": "math"}).explores
+    assert not compiled().explores
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, None),
+        ({"most": 2}, 2),
+        ({"experts": None, "select": {"capability": "math", "count": 4}, "most": 2}, 2),
+        ({"experts": None, "select": {"capability": "math", "count": 2}, "most": 4}, 2),
+    ],
+)
+def test_it_says_how_many_are_asked_at_most(fields: dict[str, Any], most: int | None) -> None:
+    assert compiled(**fields).most == most
+
+
+@pytest.fixture
+def sage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model pool of one model, better in code than in math."""
+    offer = (
+        "{context_tokens: 4096, providers: [{provider: p, model: s}], capabilities: {math: 0.5, code: 0.9}}"
+    )
+    path = tmp_path / "models.yaml"
+    path.write_text(f"models: {{sage: {offer}}}\n", encoding="utf-8")
+    monkeypatch.setenv("MOSAIC_MODELS", str(path))
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("sage")
+@pytest.mark.parametrize(("about", "quality"), [("math", 0.5), ("code", 0.9), ("", 0.7), ("law", 0.7)])
+def test_experts_are_measured_by_what_the_questions_are_about(about: str, quality: float) -> None:
+    """In what nobody measured, and where nothing is said, the mean of what was counts."""
+    mixed = compiled(experts=[{"model": "pool:sage"}, {"model": "openai:gpt-5"}], capability=about)
+    assert mixed.capability == about
+    assert mixed.experts[0].profile.quality == pytest.approx(quality)
+    assert mixed.experts[1].profile.quality == UNMEASURED
+
+
+def test_an_aggregator_is_trusted_more_unless_it_is_measured() -> None:
+    unmeasured = compiled(aggregator={"kind": "synthesis", "model": "openai:gpt-5"})
+    assert unmeasured.aggregating.quality == AGGREGATING
+    pooled = compiled(aggregator={"kind": "synthesis", "model": "pool:qwen2-7b"}, capability="math")
+    expert = compiled(experts=[{"model": "pool:qwen2-7b"}, {"model": "openai:a"}], capability="math").experts[
+        0
+    ]
+    assert pooled.aggregating.quality == expert.profile.quality
+    assert pooled.aggregating.context_tokens == expert.profile.context_tokens > 0
+
+
+def test_a_prompt_is_looked_at_by_the_names_it_reads() -> None:
+    """`task` and `basket` hold the letters of `ask`."""
+    agent = nodes(prompt="A task: what is in the basket of answers? {{ inputs.question }}")[1].agent
+    assert agent is not None
+    assert agent.prompt.endswith(ASK)
+    expert = {"model": "openai:a", "role": "a critic", "system": "Play your role."}
+    told = nodes(experts=[expert, *EXPERTS])[1].agent
+    assert told is not None
+    assert told.system == "Play your role.\n\nYou are {{ role }}."
+
+
+def test_texts_are_compared_by_the_model_that_a_file_names() -> None:
+    assert compiled(answer={"form": "text", "embedding": "small"}).form.embedding == "small"
+
+
+def test_self_consistency_stops_after_three_that_agree() -> None:
+    gate = compiled(preset="self-consistency", experts=EXPERTS[:1]).gate
+    assert (gate.kind, gate.window) == ("unanimous", 3)
+
+
 @pytest.mark.parametrize("preset", ["self-consistency", "debate", "race", "layers", "best-of-n"])
 def test_a_preset_needs_a_few_lines(preset: str) -> None:
     judge = {"model": "openai:gpt-5"}
@@ -144,6 +221,13 @@ def test_layers_are_rounds() -> None:
             },
             "b",
         ),
+        ({"most": 1}, "no gate passes before 2 answers, and 1 can come"),
+        (
+            {"aggregator": {"kind": "majority", "requires": {"capability": "math"}}},
+            "counts and asks no model",
+        ),
+        ({"rules": {"pattern": "a(?=b)"}}, "no pattern of Rust's regex, which has no look-around"),
+        ({"prompt": "{{ inputs.question"}, "unexpected end of template"),
         ({"experts": None, "select": {"capability": "maths"}}, "the capabilities are: "),
         ({"prompt": "{{ inputs.questoin }}"}, "questoin"),
         ({"experts": [{"model": "gpt"}, *EXPERTS]}, "'gpt' is no model"),
@@ -178,5 +262,5 @@ def test_a_mixture_is_built_in_python() -> None:
 
 
 def test_a_wrong_mixture_in_python_is_told_at_once() -> None:
-    with pytest.raises(DefinitionError, match=r"mixture\(\): gate.kind: Input should be 'posterior'"):
+    with pytest.raises(DefinitionError, match=r"mixture\(\): gate.kind: Input should be 'probability'"):
         mixture("q", experts=EXPERTS, gate="no")

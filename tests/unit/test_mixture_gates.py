@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from mosaic_tasks.mixtures.beliefs import agreeing, view_of
 from mosaic_tasks.mixtures.gates import beats, need, verdict
 from mosaic_tasks.mixtures.values import Answer, Candidate, Gate, GateKind, Profile, View
 
-KINDS: tuple[GateKind, ...] = ("posterior", "dirichlet", "unanimous", "margin", "quorum", "cost", "none")
+KINDS: tuple[GateKind, ...] = get_args(GateKind)
 ANSWERS = st.lists(st.sampled_from(["1", "2", "3", None]), max_size=9)
 GATES = st.builds(
     Gate,
@@ -52,27 +53,52 @@ class TestBeats:
         assert beats(one + more, other) >= beats(one, other) - 1e-9
 
 
+class TestProbability:
+    def test_it_is_the_default_and_goes_by_what_is_believed_of_the_leader(self) -> None:
+        view = viewed("7", "7", "9")
+        leader = view.candidates[0]
+
+        found = verdict(Gate(), view)
+
+        assert (Gate().kind, found.probability) == ("probability", leader.probability)
+        assert found.why == f"'7' is right with probability {leader.probability:.3f}, 0.95 is enough"
+
+    def test_it_passes_from_its_confidence_on(self) -> None:
+        view = viewed("7", "7")
+        (leader,) = view.candidates
+
+        assert passes(Gate(confidence=leader.probability), view)
+        assert not passes(Gate(confidence=math.nextafter(leader.probability, 1.0)), view)
+
+    def test_it_goes_by_the_calibrated_probability(self) -> None:
+        assert passes(Gate(), viewed("7", calibration=lambda _: 0.96))
+        assert not passes(Gate(), viewed("7", "7", "7", calibration=lambda _: 0.94))
+
+    def test_without_a_confidence_all_are_asked(self) -> None:
+        assert not passes(Gate(confidence=None), viewed("7", "7", "7", "7"))
+
+
 class TestPosterior:
     def test_agreement_passes_and_discord_does_not(self) -> None:
-        gate = Gate(confidence=0.9)
+        gate = Gate("posterior", confidence=0.9)
 
         assert passes(gate, viewed("7", "7", "7"))
         assert not passes(gate, viewed("7", "9", "7"))
 
     def test_better_experts_pass_it_sooner(self) -> None:
-        gate = Gate(confidence=0.85)
+        gate = Gate("posterior", confidence=0.85)
 
         assert passes(gate, viewed("7", "7", quality=0.95))
         assert not passes(gate, viewed("7", "7", quality=0.5))
 
     def test_the_verdict_tells_the_probability_and_why(self) -> None:
-        found = verdict(Gate(confidence=0.9), viewed("7", "7", "7"))
+        found = verdict(Gate("posterior", confidence=0.9), viewed("7", "7", "7"))
 
         assert found.probability > 0.9
         assert "'7' stays ahead with probability 0.9" in found.why
 
     def test_without_a_confidence_all_are_asked(self) -> None:
-        assert not passes(Gate(confidence=None), viewed("7", "7", "7", "7"))
+        assert not passes(Gate("posterior", confidence=None), viewed("7", "7", "7", "7"))
 
 
 class TestDirichlet:

@@ -301,7 +301,7 @@ OFFERS: dict[str, tuple[str, ...]] = {"a": (), "b": (), "c": ("check",), "d": ("
 class TestMissing:
     @pytest.mark.parametrize(("missing", "asked"), [((), "b"), (("data",), "d"), (("sound",), "b")])
     def test_the_next_wave_asks_who_offers_it(self, missing: tuple[str, ...], asked: str) -> None:
-        assert [q.expert for q in decide(situation(OFFERS, missing)).ask] == [asked]
+        assert [q.expert for q in decide(situation(OFFERS, missing, waves=(1,))).ask] == [asked]
 
     def test_one_for_each(self) -> None:
         step = decide(situation(OFFERS, ("data", "check"), waves=(1, 3)))
@@ -309,16 +309,16 @@ class TestMissing:
 
     def test_who_was_asked_has_brought_it_already(self) -> None:
         offers = {"a": ("data",), "b": (), "c": ("data",)}
-        assert [q.expert for q in decide(situation(offers, ("data",))).ask] == ["b"]
+        assert [q.expert for q in decide(situation(offers, ("data",), waves=(1,))).ask] == ["b"]
 
     def test_the_same_where_they_are_chosen(self) -> None:
-        at = situation(OFFERS, ("data",), most=3)
+        at = situation(OFFERS, ("data",), explores=True, waves=(1,))
         worse = {**at.memory.profiles, "d": replace(at.memory.profiles["d"], wrong=1e6)}
         step = decide(at._replace(memory=replace(at.memory, profiles=worse)))
         assert [q.expert for q in step.ask] == ["d"]
 
     def test_an_expert_that_the_budget_does_not_hold_is_not_asked_for_it(self) -> None:
-        at = situation(OFFERS, ("data",), limits=Limits(usd=1.0))
+        at = situation(OFFERS, ("data",), limits=Limits(usd=1.0), waves=(1,))
         dear = {**at.memory.profiles, "d": replace(at.memory.profiles["d"], usd=2.0)}
         step = decide(at._replace(memory=replace(at.memory, profiles=dear)))
         assert [q.expert for q in step.ask] == ["b"]
@@ -357,6 +357,16 @@ def test_a_failure_is_its_experts_own_where_the_answer_did_not_fit(kind: str, pr
     assert list(told.get("problems", ())) == problems
 
 
+@pytest.mark.parametrize(("whole", "value"), [(True, "It is 18, I think."), (False, 18)])
+def test_where_all_of_an_answer_is_wanted_it_is_the_text_that_was_written(whole: bool, value: Any) -> None:
+    names = {"index": 0, "expert": "a", "round": 1, "kind": "expert"}
+    text = "It is 18, I think."
+    mixture = Mixture((), form=NUMBER, whole=whole)
+    told = heard_of(AgentAnswer(text, Usage(3, 4), "replay:x", text=text), names, AgentPlan("?"), mixture)
+    assert told.answer is not None
+    assert (told.answer.key, told.answer.value) == ("18", value)
+
+
 class TestDiversity:
     def test_it_is_the_power_of_independence(self) -> None:
         asked = Profile("a", quality=0.8)
@@ -369,7 +379,7 @@ class TestDiversity:
     @pytest.mark.parametrize(("diversity", "asked"), [(1.0, "c"), (0.0, "b")])
     def test_a_mixture_says_how_much_it_counts(self, diversity: float, asked: str) -> None:
         """The chance is the same: it draws what is known well."""
-        at = situation({"a": (), "b": (), "c": ()}, (), most=2, diversity=diversity)
+        at = situation({"a": (), "b": (), "c": ()}, (), most=2, explores=True, diversity=diversity)
         sure = {
             "a": (8e5, 2e5, {}),
             "b": (8.2e5, 1.8e5, {"a": (1.8e5, 1e6)}),
@@ -379,8 +389,8 @@ class TestDiversity:
         step = decide(at._replace(memory=replace(at.memory, profiles=known)))
         assert [q.expert for q in step.ask] == [asked]
 
-    def test_it_counts_fully_unless_a_file_says_otherwise(self) -> None:
-        assert MixtureSpec(prompt="?", experts=({"model": "m"},)).diversity == Mixture(()).diversity == 1.0
+    def test_it_does_not_count_unless_a_file_says_otherwise(self) -> None:
+        assert MixtureSpec(prompt="?", experts=({"model": "m"},)).diversity == Mixture(()).diversity == 0.0
 
 
 class TestCalibrationOfAFile:

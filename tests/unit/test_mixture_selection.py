@@ -38,9 +38,26 @@ class TestChosen:
         assert chosen(pool, count=1) == ("b",)
 
     def test_the_cheaper_of_two_that_are_as_good(self) -> None:
-        pool = [Profile(name="a", usd=1.0), Profile(name="b", usd=0.1)]
+        pool = [Profile(name="a", tokens=900), Profile(name="b", tokens=100)]
 
         assert chosen(pool, count=1) == ("b",)
+
+    def test_tokens_count_a_little_and_neither_prices_nor_seconds_unless_told(self) -> None:
+        verbose = Profile(name="verbose", quality=0.9, tokens=900)
+
+        assert chosen([verbose, Profile(name="brief", quality=0.85, tokens=100)], count=1) == ("brief",)
+        assert chosen([verbose, Profile(name="brief", quality=0.5, tokens=100)], count=1) == ("verbose",)
+        dear = [Profile(name="dear", usd=9.0, latency_s=9.0), Profile(name="cheap", usd=0.1, latency_s=0.1)]
+        assert chosen(dear, count=1) == ("dear",)
+        assert chosen(dear, count=1, terms=Terms(usd=0.5)) == ("cheap",)
+
+    def test_of_whom_no_tokens_are_known_as_many_are_supposed_as_the_others_take(self) -> None:
+        pool = [Profile(name="known", tokens=500, quality=0.8), Profile(name="new", quality=0.7)]
+
+        assert chosen(pool, count=2) == ("known", "new")
+
+    def test_those_of_which_nothing_is_known_come_in_their_order(self) -> None:
+        assert chosen([Profile(name=name) for name in "cabd"], count=4) == ("c", "a", "b", "d")
 
     def test_what_costs_count_is_told_by_the_terms(self) -> None:
         pool = [Profile(name="slow", quality=0.9, latency_s=9.0), Profile(name="fast", latency_s=1.0)]
@@ -48,19 +65,20 @@ class TestChosen:
         assert chosen(pool, count=1, terms=Terms(seconds=0.0)) == ("slow",)
         assert chosen(pool, count=1, terms=Terms(seconds=1.0)) == ("fast",)
 
-    def test_who_errs_otherwise_than_those_asked_is_worth_more(self) -> None:
+    def test_who_errs_otherwise_than_those_asked_is_worth_more_where_that_counts(self) -> None:
         asked = Profile(name="a", quality=0.8)
         like = Profile(name="b", quality=0.82, agrees={"a": (180.0, 1000.0)})
         unlike = Profile(name="c", quality=0.8, agrees={"a": (42.0, 1000.0)})
 
         assert independence(like, [asked]) < independence(unlike, [asked]) <= 1.0
         assert chosen([like, unlike], count=1) == ("b",)
-        assert chosen([like, unlike], count=1, asked=[asked]) == ("c",)
+        assert chosen([like, unlike], count=1, asked=[asked]) == ("b",)
+        assert chosen([like, unlike], count=1, asked=[asked], diversity=1.0) == ("c",)
 
     def test_a_first_wave_holds_each_once_and_no_two_of_a_kind_where_it_can(self) -> None:
         pool = [Profile(name="a", model="m"), Profile(name="b", model="m"), Profile(name="c", model="n")]
 
-        assert chosen(pool, count=2) == ("a", "c")
+        assert chosen(pool, count=2, diversity=1.0) == ("a", "c")
         assert sorted(chosen(pool, count=5)) == ["a", "b", "c"]
 
     def test_those_who_offer_what_is_missing_come_first_one_for_each(self) -> None:
@@ -74,11 +92,6 @@ class TestChosen:
         assert chosen(pool, count=1, missing=("data",)) == ("data",)
         assert chosen(pool, count=3, missing=("data", "code")) == ("data", "code", "good")
         assert chosen(pool, count=1, missing=("sound",)) == ("good",)
-
-    def test_who_cannot_read_that_much_is_not_asked(self) -> None:
-        pool = [Profile(name="a", quality=0.9, context_tokens=1000), Profile(name="b", context_tokens=9000)]
-
-        assert chosen(pool, count=2, input_tokens=2000) == ("b",)
 
     @pytest.mark.parametrize("left", [Left(usd=0.0), Left(seconds=0.0), Left(tokens=-1.0)])
     def test_without_a_budget_nobody_is_asked(self, left: Left) -> None:

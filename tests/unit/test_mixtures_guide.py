@@ -140,7 +140,7 @@ def example(block: str) -> dict[str, Any]:
 
 
 def test_it_tells_how_many_must_agree() -> None:
-    below = GUIDE.split("before `posterior` passes")[1]
+    below = GUIDE.split("before `probability` passes")[1]
     told = re.findall(r"^\| (0\.\d).*\| (\d+) \| (\d+) \|$", below, re.MULTILINE)
     assert len(told) == 3
     for quality, different, samples in told:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import made_mixtures as made
+import msgspec
 import pytest
 from made_runs import START_MS, Story, report_plan
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,9 +23,10 @@ from mosaic_tasks.cli.live import Lines, render
 from mosaic_tasks.cli.metrics import Figures, exposition
 from mosaic_tasks.definition.drawing import mermaid, text
 from mosaic_tasks.execution.tallying import FIGURES, tallies_of
+from mosaic_tasks.inspection.arranging import arranged
 from mosaic_tasks.inspection.decisions import DECIDED_BY, call_rows, in_full, in_short, totals, vote_rows
 from mosaic_tasks.inspection.explaining import explain
-from mosaic_tasks.inspection.progress import NodeView, Progress, RunView, arranged, project
+from mosaic_tasks.inspection.progress import NodeView, Progress, RunView, project
 from mosaic_tasks.inspection.telling import Teller
 from mosaic_tasks.inspection.timeline import Timeline, draw_svg, draw_text, timeline
 from mosaic_tasks.mixtures.mixture import ChoiceBy, Mixture
@@ -149,6 +151,12 @@ def test_a_record_in_full_says_whose_answers_do_not_count() -> None:
     calls = (Said("3.0", "a", problems=("refused",)), Said("4.0", "b", failed="no such model"))
     record = made.with_calls(*calls, unasked=0)
     assert "; not counted: a (refused) and b (no such model); " in in_full(mixture(), record)
+
+
+def test_a_record_in_full_says_what_was_given_up_under_load() -> None:
+    relief = "under load (2.00 of what the targets can take): asked 3 instead of 5 experts"
+    record = msgspec.structs.replace(made.RECORD, relief=relief)
+    assert f"; {relief}; its aggregator" in in_full(mixture(), record)
 
 
 def test_experts_that_were_not_asked_are_named() -> None:
@@ -364,7 +372,8 @@ def test_a_graph_shows_experts_gate_and_aggregator() -> None:
             {"preset": "best-of-n", "verifier": {"model": "openai:v"}},
             "no gate  verifier openai:v  aggregator rank",
         ),
-        ({}, "gate posterior 0.95  aggregator weighted"),
+        ({}, "gate probability 0.95  aggregator weighted"),
+        ({"gate": "posterior"}, "gate posterior 0.95  aggregator weighted"),
         ({"gate": {"kind": "cost"}}, "gate cost  aggregator weighted"),
         ({"gate": {"kind": "quorum", "quorum": 0.8}}, "gate quorum 0.8  aggregator weighted"),
     ],

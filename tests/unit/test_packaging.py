@@ -21,6 +21,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent.parent
 ENGINE_EXTRAS = {"smollm2", "vllm"}
 """What the engine environment has and the lock has not; there the build for the CPU stands for vLLM."""
+UNPINNED_EXTRAS = {"semantic"}
+"""What no environment here has: sentence-transformers would bring torch with it into the development environment, for
+one function, to which the tests give a library of their own."""
 PACKAGES = {"mosaic_queues", "mosaic_routing", "mosaic_tasks"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -88,7 +91,10 @@ def test_the_pins_are_exact_versions_and_nothing_else(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "without", "remedy"),
-    [("lock.txt", ENGINE_EXTRAS, "run `make lock`"), ("engine.txt", set(), "pin what fits")],
+    [
+        ("lock.txt", ENGINE_EXTRAS | UNPINNED_EXTRAS, "run `make lock`"),
+        ("engine.txt", UNPINNED_EXTRAS, "pin what fits"),
+    ],
 )
 def test_the_pins_satisfy_all_that_the_project_declares(file: str, without: set[str], remedy: str) -> None:
     project = PROJECT["project"]
@@ -106,6 +112,14 @@ def test_the_pins_satisfy_all_that_the_project_declares(file: str, without: set[
 def test_the_engine_environment_has_all_that_the_lock_has() -> None:
     names = {canonicalize_name(name) for name in pins("engine.txt")}
     assert [name for name in pins() if name not in names] == [], "add them to requirements/engine.txt"
+
+
+def test_what_is_optional_is_pinned_nowhere() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    optional = {Requirement(line).name for name in UNPINNED_EXTRAS for line in extras[name]}
+    assert optional
+    assert [file for file in ("lock.txt", "engine.txt", "gpu.txt") if optional & pins(file).keys()] == []
+    assert "torch" not in pins()
 
 
 def test_the_environment_is_that_of_the_lock() -> None:

@@ -18,6 +18,7 @@ PUBLIC = [
     "Run",
     "RunCancelled",
     "RunFailed",
+    "Score",
     "ServerUnavailable",
     "StreamEvent",
     "UnknownRun",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,25 +14,15 @@ from mosaic_tasks.engines.protocol import EngineRequest, Message
 from mosaic_tasks.engines.recordings import find
 from mosaic_tasks.engines.simulated import SimulatedSpec
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+@pytest.fixture(scope="module")
+def routing(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("routing")
 
 
 @pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module as a benchmark does: from the directory of the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module
-
-
-@pytest.fixture(scope="module")
-def routing(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("routing")
-
-
-@pytest.fixture(scope="module")
-def fleet(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("routing_fleet")
+def fleet(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("routing_fleet")
 
 
 def machine(fleet: ModuleType, speed: float = 1.0) -> Any:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def simulation() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("routing_simulation")
+def simulation(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("routing_simulation")
 
 
 def conversation(simulation: ModuleType, count: int = 1500) -> list[Any]:

@@ -12,31 +12,31 @@
 --      need     how many chunks wake it, when it goes idle because there is nothing to read
 --      due      false, or when (ms) it is woken in any case
 --      seal     false, or {join, total, {close group}}: every item has its call; ends the mailbox
--- Returns {msgpack {state, cursors, ready, cut {{holder, {ids}}}}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap;
+-- Returns {msgpack {state, cursors, ready, cut {{id, fence, holder}}}, state, entries of the first source, ...}; state: stale, read, idle, sealed, gap;
 -- gap: what it read or put out last is not in the streams any more, for the server lost it; nothing is committed.
 local OPEN = 1099511627776   -- a join that still grows counts from minus this
 local call, readers = call_and_readers(arg.id, arg.flushes)
 if not is_held(call, arg.fence) then return {cmsgpack.pack({'stale', {}, {}}), ''} end
-local ready, groups, events, recalled = {}, {}, {}, {}
+local ready, groups, events, ended = {}, {}, {}, {}
 local cursors, after, state = arg.cursors, arg.after, ''
 
--- Ends calls that nobody needs any more. What holds one of them is told by the caller. Returns {{holder, {ids}}}.
+-- Ends calls that nobody needs any more, and their shadows. What holds one of them is told by the caller.
+-- Returns {{id, fence, holder}}; of one that is not claimed the fence of its next claim, and no holder.
 local function cut(ids, events)
-  local gone, holders, by_holder = {}, {}, {}
+  local gone, shadows, ended = {}, {}, {}
   for i, live in ipairs(states(ids)) do
     if live then
+      local is_claimed = live[STATE] == CLAIMED
       gone[#gone + 1] = ids[i]
-      local holder = live[STATE] == CLAIMED and live[HOLDER]
-      if holder and not by_holder[holder] then
-        by_holder[holder] = {}
-        holders[#holders + 1] = {holder, by_holder[holder]}
-      end
-      if holder then table.insert(by_holder[holder], ids[i]) end
+      if live[HEDGED] then shadows[#shadows + 1] = ids[i] .. SHADOW end
+      ended[#ended + 1] = {ids[i], live[FENCE] + (is_claimed and 0 or 1), is_claimed and live[HOLDER] or ''}
+      redis.call('HDEL', OUT, ids[i] .. '>')
     end
   end
   in_slices('HDEL', CALLS, gone)
   if #gone > 0 then events[#events + 1] = {'cut', gone, arg.holder} end
-  return holders
+  for _, shadow in ipairs(drop_shadows(shadows)) do ended[#ended + 1] = shadow end
+  return ended
 end
 
 -- Whether an entry that this session has read is gone. Another attempt may say something else in its place.
@@ -76,7 +76,7 @@ if arg.commit then
     in_slices('HSET', BOXES, items)
     for i, group in ipairs(grown) do groups[i] = {group[1], group[2], {}, fence} end
   end
-  if is_new and #arg.cut > 0 then recalled = cut(arg.cut, events) end
+  if is_new and #arg.cut > 0 then ended = cut(arg.cut, events) end
   if is_new and arg.decided ~= '' then events[#events + 1] = {'decided', {arg.id}, arg.holder, arg.decided} end
   if is_new and arg.undo then
     local join, stream, first_item, ids, readers = unpack(arg.undo)
@@ -106,7 +106,7 @@ if #groups > 0 or #events > 0 or arg.seal then
 end
 if arg.seal then
   redis.call('HDEL', CALLS, arg.id)   -- last: an emptied hash would lose its expiry
-  return {cmsgpack.pack({'sealed', cursors, ready, recalled}), ''}
+  return {cmsgpack.pack({'sealed', cursors, ready, ended}), ''}
 end
 local entries, count = read_on(arg.sources, after, arg.limit)
 local outcome = 'read'
@@ -117,4 +117,4 @@ if count == 0 and arg.need then
   if arg.due then call[AWAITED], call[DUE] = 0, arg.due end
   redis.call('HSET', CALLS, arg.id, cmsgpack.pack(call))
 end
-return {cmsgpack.pack({outcome, cursors, ready, recalled}), state, unpack(entries)}
+return {cmsgpack.pack({outcome, cursors, ready, ended}), state, unpack(entries)}

@@ -1,4 +1,4 @@
-"""A topology as a compose file: its workers, a server, Flower, and what shows the figures of all of them."""
+"""A topology as a compose file: its workers, a server, beat, Flower, and what shows the figures of all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.rendering import rendered
 from mosaic_routing.manifests.services import (
+    BEAT,
+    BEAT_PROBE,
     METRICS_PORT,
     MODELS_PATH,
     TOPOLOGY_PATH,
@@ -58,6 +60,8 @@ def compose(topology: Topology, pool: ModelPool, *, files: Files) -> str:
         topology_path=TOPOLOGY_PATH,
         models_path=MODELS_PATH,
         metrics_port=METRICS_PORT,
+        beat=BEAT,
+        beat_probe=BEAT_PROBE,
     )
     return header("compose", file="docker/compose.yaml") + text
 

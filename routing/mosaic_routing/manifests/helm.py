@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.rendering import rendered
-from mosaic_routing.manifests.services import METRICS_PORT, Service, contained, header
+from mosaic_routing.manifests.services import BEAT, BEAT_PROBE, METRICS_PORT, Service, contained, header
 from mosaic_routing.pool import ModelPool
 
 _CLASS_LABEL = "mosaic-gpu-class"
 """Of the nodes of a cluster: which GPU class they have."""
 _GPU = "nvidia.com/gpu"
+_OTHERS = ("beat", "metrics")
+"""What the chart has Deployments of beside the groups."""
 _PROCESSES = 4
 """Of a worker whose group says no concurrency: its node may have far more processors than its pod may use."""
 
@@ -25,9 +29,10 @@ def helm_values(topology: Topology, pool: ModelPool, *, version: str) -> str:
         version: of the images.
 
     Raises:
-        ConfigurationError: as `contained`.
+        ConfigurationError: as `contained`, or a group has the name of something else in the chart.
     """
     made = contained(topology, pool)
+    _refuse_names(made)
     text = rendered(
         "values.yaml.j2",
         services=made,
@@ -37,6 +42,8 @@ def helm_values(topology: Topology, pool: ModelPool, *, version: str) -> str:
         resources={service.name: _resources(service) for service in made},
         processes=_PROCESSES,
         metrics_port=METRICS_PORT,
+        beat=BEAT,
+        beat_probe=BEAT_PROBE,
         topology=yaml.safe_dump(_said(topology), sort_keys=False),
         version=version,
     )
@@ -46,6 +53,15 @@ def helm_values(topology: Topology, pool: ModelPool, *, version: str) -> str:
 def _said(topology: Topology) -> dict[str, Any]:
     """The topology as its file says it, which lies in the cluster for the workers."""
     return topology.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _refuse_names(made: Sequence[Service]) -> None:
+    for service in made:
+        if service.name in _OTHERS:
+            raise ConfigurationError(
+                f"the group {service.group.name!r} would have the name of the chart's own Deployment {service.name!r}; "
+                "rename it"
+            )
 
 
 def _words(service: Service) -> list[str]:

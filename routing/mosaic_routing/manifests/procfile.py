@@ -1,11 +1,11 @@
-"""A topology as a Procfile, for honcho and its kind: a line a worker."""
+"""A topology as a Procfile, for honcho and its kind: a line a worker, and one for what sends by schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mosaic_queues.topology import Topology
-from mosaic_routing.manifests.services import command_line, header, services
+from mosaic_routing.manifests.services import BEAT, command_line, header, services
 from mosaic_routing.pool import ModelPool
 
 
@@ -22,6 +22,7 @@ def _lines(topology: Topology, pool: ModelPool) -> Iterator[str]:
     for service in services(topology, pool):
         for number in range(1, service.group.replicas + 1):
             yield f"{service.name}-{number}: {command_line(service.words)}"
+    yield f"beat: {' '.join(BEAT)}"
 
 
 __all__ = ["procfile"]

@@ -1,4 +1,5 @@
-"""What of a worker group every manifest needs: a name that all of them take, its command, its image and its GPUs."""
+"""What every manifest needs: of a worker group a name that all of them take, its command, its image and its GPUs; and
+what runs once in a deployment."""
 
 from __future__ import annotations
 
@@ -21,6 +22,15 @@ MODELS_PATH = "/etc/mosaic/models.yaml"
 """Where workers in containers find the model pool."""
 METRICS_PORT = 9464
 """Of `mosaic metrics`."""
+BEAT = ("celery", "-A", "mosaic_tasks.app", "beat", "--scheduler", "redbeat.RedBeatScheduler")
+"""What sends the tasks of schedules when they are due."""
+BEAT_PROBE = (
+    "python",
+    "-c",
+    "from mosaic_queues.connection import connect; from mosaic_tasks.app import app; "
+    "raise SystemExit(not connect().exists(app.conf.redbeat_lock_key))",
+)
+"""Ends with 0 while a beat sends: of several one holds the lock, and the others wait for it."""
 _SLOTS = {"async": 256, "solo": 1}
 """Of a worker whose group says no concurrency, by its pool."""
 
@@ -125,6 +135,8 @@ def command_line(words: Sequence[str]) -> str:
 
 
 __all__ = [
+    "BEAT",
+    "BEAT_PROBE",
     "METRICS_PORT",
     "MODELS_PATH",
     "TOPOLOGY_PATH",

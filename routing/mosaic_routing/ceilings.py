@@ -20,7 +20,7 @@ LONGEST_S = 60.0
 _LEAST_S = 1e-3
 
 
-class Gate:
+class Ceiling:
     """One limit at one moment, shared by all targets that it is about.
 
     Args:
@@ -56,14 +56,14 @@ def predicted_s(target: Target, ask: Ask) -> float:
     )
 
 
-def room(gates: Iterable[Gate], service_s: float) -> int:
+def room(ceilings: Iterable[Ceiling], service_s: float) -> int:
     """How many more calls all of these let be sent."""
-    return min((gate.room(service_s) for gate in gates), default=0)
+    return min((ceiling.room(service_s) for ceiling in ceilings), default=0)
 
 
-def turn_s(gates: Iterable[Gate], service_s: float) -> float:
+def turn_s(ceilings: Iterable[Ceiling], service_s: float) -> float:
     """When all of these have a turn for one more."""
-    return max(gate.turn_s(service_s) for gate in gates)
+    return max(ceiling.turn_s(service_s) for ceiling in ceilings)
 
 
-__all__ = ["AHEAD_S", "LONGEST_S", "Gate", "predicted_s", "room", "turn_s"]
+__all__ = ["AHEAD_S", "LONGEST_S", "Ceiling", "predicted_s", "room", "turn_s"]

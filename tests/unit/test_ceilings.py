@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mosaic_routing.gates import LONGEST_S, Gate, predicted_s, room, turn_s
+from mosaic_routing.ceilings import LONGEST_S, Ceiling, predicted_s, room, turn_s
 from mosaic_routing.router import route
 from mosaic_routing.snapshot import Snapshot
 from mosaic_routing.targets import Ask, Target
@@ -17,21 +17,21 @@ from mosaic_routing.targets import Ask, Target
 def test_as_many_are_sent_as_have_their_turn_within_a_second(
     limit: int, active: int, service_s: float, more: int
 ) -> None:
-    assert Gate(limit, active).room(service_s) == more
+    assert Ceiling(limit, active).room(service_s) == more
 
 
 def test_the_others_wait_one_behind_the_other() -> None:
-    gate = Gate(2, 0)
-    while gate.room(0.5):
-        gate.sent()
-    assert [gate.turn_s(0.5) for _ in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
-    assert Gate(1, 10_000).turn_s(60.0) == LONGEST_S
+    ceiling = Ceiling(2, 0)
+    while ceiling.room(0.5):
+        ceiling.sent()
+    assert [ceiling.turn_s(0.5) for _ in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
+    assert Ceiling(1, 10_000).turn_s(60.0) == LONGEST_S
 
 
 def test_of_several_limits_the_tightest_counts() -> None:
-    gates = [Gate(8, 0), Gate(1, 1)]
-    assert room(gates, 2.0) == 0
-    assert turn_s(gates, 2.0) == pytest.approx(1.0)
+    ceilings = [Ceiling(8, 0), Ceiling(1, 1)]
+    assert room(ceilings, 2.0) == 0
+    assert turn_s(ceilings, 2.0) == pytest.approx(1.0)
 
 
 def test_a_target_that_is_full_is_left_out_and_may_be_tried_later() -> None:
