@@ -14,7 +14,11 @@ from mosaic_tasks.inspection.wording import dollars, duration
 
 if TYPE_CHECKING:
     from mosaic_tasks.execution.scoring import Score
+    from mosaic_tasks.mixtures.calibration import Outcome
     from mosaic_tasks.mixtures.experience import Experience
+
+_MOST_SHOWN = 3
+"""Experts that are named beside one."""
 
 
 def score(
@@ -52,7 +56,7 @@ def score(
         typer.echo(_told(scored))
 
 
-def _append(path: Path, line: Any) -> None:
+def _append(path: Path, line: Outcome) -> None:
     import msgspec
 
     try:
@@ -139,23 +143,23 @@ def _show(found: dict[str, dict[str, Experience]]) -> None:
     )
     for scope, everyone in found.items():
         for each in _listed(everyone):
-            low, high = each["interval"]
-            rows.add_row(
-                scope,
-                each["expert"],
-                f"{each['right'] + each['weak_right']:.3g}",
-                f"{each['wrong'] + each['weak_wrong']:.3g}",
-                f"{each['expected']:.0%} ({low:.0%} to {high:.0%})",
-                f"{each['faults']:.0%}",
-                f"{each['calls']:.0f}",
-                "" if each["usd"] is None else dollars(each["usd"]),
-                duration(1000 * each["seconds"]) if each["calls"] else "",
-                _together(each["together"]),
-            )
+            rows.add_row(scope, *_row(each))
     console(unknown_width=140).print(rows)
 
 
-_MOST_SHOWN = 3
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    low, high = each["interval"]
+    return (
+        each["expert"],
+        f"{each['right'] + each['weak_right']:.3g}",
+        f"{each['wrong'] + each['weak_wrong']:.3g}",
+        f"{each['expected']:.0%} ({low:.0%} to {high:.0%})",
+        f"{each['faults']:.0%}",
+        f"{each['calls']:.0f}",
+        "" if each["usd"] is None else dollars(each["usd"]),
+        duration(1000 * each["seconds"]) if each["calls"] else "",
+        _together(each["together"]),
+    )
 
 
 def _together(pairs: dict[str, tuple[float, float]]) -> str:

@@ -429,6 +429,7 @@ __all__ = [
     "ToolOptions",
     "ToolSpec",
     "agent",
+    "mixture",
     "model_schema",
     "resolve_tool",
     "target_of",

@@ -40,11 +40,6 @@ _BEHIND = re.compile(r"[\s,]*+(?P<next>[^\s,])")
 _PROVES = frozenset("}]\"'`")
 
 
-def completed(text_so_far: str, form: AnswerForm, schema: dict[str, Any] | None = None) -> Answer | None:
-    """The answer in a text that goes on, where it is complete."""
-    return AnswerReader(form, schema).feed(text_so_far)
-
-
 def signals(logprobs: Sequence[float]) -> dict[str, float]:
     """Features of an answer by its tokens' log-probabilities, for a calibration; nothing where there are none.
 
@@ -272,4 +267,4 @@ def _part_schema(schema: dict[str, Any] | None, path: str) -> dict[str, Any] | N
     return found
 
 
-__all__ = ["AnswerReader", "completed", "signals"]
+__all__ = ["AnswerReader", "signals"]

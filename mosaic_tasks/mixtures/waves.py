@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from msgspec.structs import replace
@@ -42,22 +43,12 @@ def wave(at: Situation, view: View, left: Left) -> tuple[str, ...]:
         left: of the budget; whom it does not hold is not asked.
     """
     count = min(_size(at, view), at.planned - len(at.asked))
-    chance = _chance(at)
-    beside = [at.profile(question.expert) for question in at.asked]
-    lacking, taken = _lacking(at), list[Profile]()
+    chance, taken = _chance(at), list[Profile]()
     for turn in _turns(at):
-        names = chosen(
-            list(turn.values()),
-            count=count - len(taken),
-            asked=[*beside, *taken],
-            chance=chance,
-            missing=lacking,
-            left=left,
-            diversity=at.mixture.diversity,
-        )
-        taken += [turn[name] for name in names]
-        for name in names:
-            left = left.less(turn[name])
+        more = _chosen(at, turn, taken, count=count - len(taken), chance=chance, left=left)
+        for profile in more:
+            left = left.less(profile)
+        taken += more
     return tuple(profile.name for profile in taken)
 
 
@@ -65,6 +56,29 @@ def wanted(at: Situation, view: View) -> int:
     """So many more answers there must be at least before asking can stop."""
     counted = sum(candidate.votes for candidate in view.candidates)
     return max(need(at.mixture.gate, view), at.mixture.min_experts - counted, 1)
+
+
+def _chosen(
+    at: Situation,
+    turn: Mapping[str, Profile],
+    taken: Sequence[Profile],
+    *,
+    count: int,
+    chance: Random | None,
+    left: Left,
+) -> list[Profile]:
+    """So many of a turn, beside those who were asked and those who are taken already."""
+    asked = [at.profile(question.expert) for question in at.asked]
+    names = chosen(
+        list(turn.values()),
+        count=count,
+        asked=[*asked, *taken],
+        chance=chance,
+        missing=_lacking(at).difference(*(profile.offers for profile in taken)),
+        left=left,
+        diversity=at.mixture.diversity,
+    )
+    return [turn[name] for name in names]
 
 
 def _in_order(at: Situation) -> list[Heard]:

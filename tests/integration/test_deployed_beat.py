@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from redis import Redis
 
+from mosaic_queues.settings import settings
 from mosaic_tasks import get_run
 from tests.services import READY_S, ServerForTests, Worker, Workers, key_events
 
@@ -182,3 +184,10 @@ def test_a_module_s_schedule_counts_and_who_loses_the_lock_ends(
     redis_client.delete(LOCK)
     assert beat.wait() == 1
     assert "no longer owned" in beat.log
+
+
+def test_another_namespace_has_schedules_and_a_lock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOSAIC_NAMESPACE", "left")
+    settings.cache_clear()
+    made = runpy.run_path(str(ROOT / "mosaic_tasks" / "celeryconfig.py"))
+    assert (made["redbeat_key_prefix"], made["redbeat_lock_key"]) == ("left:beat:", "left:beat::lock")

@@ -23,8 +23,12 @@ from json_worker import COMMAND
 from redis import Redis
 from typer.testing import CliRunner
 
+from mosaic_queues.documents import dump
 from mosaic_queues.server import server_binary
 from mosaic_queues.settings import Settings, settings
+from mosaic_queues.topology import topology
+from mosaic_routing.manifests.helm import helm_values
+from mosaic_routing.pool import pool
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
@@ -130,6 +134,47 @@ def test_workers_of_all_groups_come_up_are_probed_and_drain(
     assert [worker.wait() for worker in started] == [0, 0]
     assert mosaic("probe", "live") == ExitCode.FAILED
     assert mosaic("drain") == ExitCode.OK
+
+
+@pytest.fixture
+def deployment(place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A model of the pool for GPUs, a group that hosts it, and a spec of GPUs that are simulated: the variables."""
+    hosting = {"spec": {"model": "org/teller"}, "classes": {"h100": {}}}
+    group = {"name": "teller.h100", "class": "h100", "models": ["teller"]}
+    spec = {"simulated": True, "alias": "teller", "recordings": str(place / "answers.jsonl")}
+    (place / "answers.jsonl").write_text(json.dumps({"text": "It flows.", "match": [""]}) + "\n")
+    files = {
+        "models": {"models": {"teller": {"context_tokens": 4096, "hosting": hosting}}},
+        "topology": {"version": 1, "workers": [group]},
+        "simulated": spec,
+    }
+    for name, document in files.items():
+        (place / f"{name}.yaml").write_text(dump(document))
+    variables = {f"MOSAIC_{name.upper()}": str(place / f"{name}.yaml") for name in ("models", "topology")}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    return variables
+
+
+def test_a_group_with_gpus_answers_where_its_gpus_are_simulated(
+    deployment: dict[str, str], environment: dict[str, str], place: Path
+) -> None:
+    """The chart's command line of the group; what it adds answers in the place of the engine."""
+    values = yaml.safe_load(helm_values(topology(), pool(), version="1"))
+    command = [*COMMAND, *values["workers"]["teller-h100"]["args"], "--model", str(place / "simulated.yaml")]
+    agent = {"agent": {"prompt": "Tell of a river.", "model": "pool:teller"}}
+    with ExitStack() as stack:
+        worker = Worker("teller", command, environment={**environment, **deployment}, cwd=place)
+        stack.callback(worker.stop)
+        worker.wait_ready()
+        run = submit(Workflow.from_data({"name": "asks", "nodes": {"answer": agent}, "output": "answer"}))
+        assert run.result(30) == "It flows."
+        target = [event.target for event in run.events() if event.kind == "routed"][-1]
+        assert target.startswith("h100/teller@teller.h100-")
+        assert mosaic("probe", "ready") == ExitCode.OK
+        assert mosaic("drain", "--timeout", "30") == ExitCode.OK
+        assert worker.wait() == 0
 
 
 def test_a_server_that_is_away_makes_no_worker_restart(

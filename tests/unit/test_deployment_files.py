@@ -150,6 +150,10 @@ def test_what_is_wrong_would_be_found(kind: str, path: tuple[Any, ...], value: A
         {"workers": {"cpu": {"replicas": -1}}},
         {"workers": {"cpu": {"replica": 1}}},
         {"workers": {"No Name": {}}},
+        {"workers": {"beat": yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))["workers"]["cpu"]}},
+        {"beat": {"replicas": -1}},
+        {"beat": {"command": []}},
+        {"beat": {"schedule": {}}},
         {"server": {"port": 70000}},
         {"topology": "text"},
         {"unknown": 1},
@@ -163,7 +167,7 @@ def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
 def test_each_group_has_a_deployment_a_disruption_budget_and_a_scaling_that_belong_together() -> None:
     names = {"demo-cpu", "demo-llama-h100", "demo-large", "demo-api"}
     deployments = kinds(rendered(), "Deployment")
-    assert set(deployments) == {*names, "demo-metrics"}
+    assert set(deployments) == {*names, "demo-beat", "demo-metrics"}
     budgets, scalings = kinds(rendered(), "PodDisruptionBudget"), kinds(rendered(), "ScaledObject")
     assert (set(budgets), set(scalings)) == (names, names - {"demo-api"})
     for name in names:
@@ -178,7 +182,7 @@ def test_each_group_has_a_deployment_a_disruption_budget_and_a_scaling_that_belo
 
 def test_a_worker_has_the_time_to_drain() -> None:
     for name, container in containers():
-        if name != "demo-metrics":
+        if name not in ("demo-beat", "demo-metrics"):
             pod = kinds(rendered(), "Deployment")[name]["spec"]["template"]["spec"]
             drain = container["lifecycle"]["preStop"]["exec"]["command"]
             assert float(drain[-1]) < pod["terminationGracePeriodSeconds"]
@@ -260,8 +264,10 @@ def test_services_configs_and_volumes_that_the_compose_file_names_exist() -> Non
 def test_what_the_compose_file_starts_in_our_images_is_installed_there() -> None:
     scripts = {script.name for script in importlib.metadata.entry_points(group="console_scripts")}
     words = [service["entrypoint"] for service in composed()["services"].values() if "entrypoint" in service]
-    assert [each[0] for each in words] == ["celery"]
+    assert {each[0] for each in words} == {"celery"}
     assert {"celery", "mosaic"} <= scripts
+    extras = re.findall(r"'\.\[(.+)\]'$", (DOCKER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    assert extras == ["cron", "cron,flower"]
 
 
 def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
@@ -359,18 +365,22 @@ def test_the_stages_of_an_image_exist_and_so_do_the_targets_that_others_name(nam
 def command_lines() -> Iterator[tuple[str, list[str]]]:
     """All that start with `mosaic`, in every file, without that word."""
     for name, line in parse_procfile((ROOT / "Procfile").read_text("utf-8")).processes.items():
-        yield f"Procfile {name}", shlex.split(line)[1:]
+        program, *words = shlex.split(line)
+        if program == "mosaic":
+            yield f"Procfile {name}", words
     for name, service in composed()["services"].items():
         if "build" in service and "entrypoint" not in service:
             yield f"compose {name}", service["command"]
     for name, container in containers():
-        yield f"chart {name}", container["args"]
+        if "command" not in container:
+            yield f"chart {name}", container["args"]
         executed = [
             container.get(probe, {}).get("exec")
             for probe in ("startupProbe", "readinessProbe", "livenessProbe")
         ]
         executed.append(container.get("lifecycle", {}).get("preStop", {}).get("exec"))
-        yield from ((f"chart {name}", each["command"][1:]) for each in executed if each)
+        lines = (each["command"] for each in executed if each)
+        yield from ((f"chart {name}", words) for program, *words in lines if program == "mosaic")
     for name in IMAGES:
         for words in re.findall(r"CMD (\[.+\])$", (DOCKER / name).read_text("utf-8"), re.MULTILINE):
             if (line := json.loads(words))[0] != "python":

@@ -15,7 +15,7 @@ from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.compose import Files, compose
 from mosaic_routing.manifests.helm import helm_values
 from mosaic_routing.manifests.procfile import procfile
-from mosaic_routing.manifests.services import METRICS_PORT, services
+from mosaic_routing.manifests.services import BEAT, METRICS_PORT, services
 from mosaic_routing.pool import pool
 from mosaic_tasks.cli import application, metrics, working
 
@@ -93,11 +93,21 @@ def test_the_procfile_has_a_line_for_each_worker() -> None:
         "llama-h100-2": "mosaic worker --group llama.h100",
         "llama-h100-3": "mosaic worker --group llama.h100",
         "large-1": "mosaic worker --group large",
+        "beat": " ".join(BEAT),
     }
 
 
 def test_a_group_of_no_workers_has_no_line() -> None:
-    assert not parse_procfile(procfile(of({**GROUPS[0], "replicas": 0}), pool())).processes
+    assert set(parse_procfile(procfile(of({**GROUPS[0], "replicas": 0}), pool())).processes) == {"beat"}
+
+
+def test_beat_is_started_once_and_asked_alike_whatever_starts_it() -> None:
+    made = yaml.safe_load(compose(of(*GROUPS), pool(), files=FILES))["services"]["beat"]
+    values = yaml.safe_load(helm_values(of(*GROUPS), pool(), version="1"))["beat"]
+    assert [*made["entrypoint"], *made["command"]] == values["command"] == list(BEAT)
+    assert ("deploy" in made, values["replicas"]) == (False, 1)
+    assert made["healthcheck"]["test"] == ["CMD", *values["probe"]]
+    assert (made["read_only"], made["volumes"]) == (True, [])  # it writes no file
 
 
 def test_the_compose_file_has_a_service_for_each_group_with_its_gpus() -> None:
@@ -161,6 +171,16 @@ def test_names_that_become_one_are_refused() -> None:
     twins = [{**GROUPS[0], "name": name} for name in ("a.b", "a-b")]
     with pytest.raises(ConfigurationError, match=r"'a\.b' and 'a-b' would both be called 'a-b'"):
         procfile(of(*twins), pool())
+
+
+@pytest.mark.parametrize("name", ["beat", "metrics"])
+def test_a_group_with_the_name_of_another_deployment_of_the_chart_is_refused_there(name: str) -> None:
+    topology = of({**GROUPS[0], "name": name})
+    with pytest.raises(
+        ConfigurationError, match=f"the group '{name}' would have the name of the chart's own"
+    ):
+        helm_values(topology, pool(), version="1")
+    assert f"worker-{name}" in workers_of(compose(topology, pool(), files=FILES))
 
 
 @pytest.mark.parametrize("make", [procfile, lambda topology, models: compose(topology, models, files=FILES)])

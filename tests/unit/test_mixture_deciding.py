@@ -215,6 +215,11 @@ def test_everybody_is_asked_once_before_anybody_twice() -> None:
     asks = Mixture(experts(2, samples=2), gate=NEVER, waves=(4,))
     at = known(asks, e1=Profile("e1", right=990, wrong=10))
     assert [question.expert for question in decide(at).ask] == ["e1", "e0", "e1", "e0"]
+    one_by_one = Situation(replace(asks, waves=(1,)), at.memory, {}, 0)
+    first = decide(one_by_one)
+    heard = {0: answered(first.ask[0], "18")}
+    second = decide(one_by_one._replace(memory=replace(first.memory, heard=(0,)), heard=heard))
+    assert [question.expert for question in (*first.ask, *second.ask)] == ["e1", "e0"]
 
 
 def test_only_a_selection_draws_whom_it_asks() -> None:
@@ -369,10 +374,10 @@ def test_where_all_of_an_answer_is_wanted_the_aggregator_has_the_last_word() -> 
 
 
 def test_an_aggregator_that_says_the_same_in_other_words_decides() -> None:
-    written = {"18": "The ducks lay eighteen eggs.", "7": "The ducks lay eighteen eggs"}
-    asks = mixture(2, **AGGREGATES, form=AnswerForm("text"), enough=1.0)
-    step = Played(asks, [written["18"], "No idea at all.", written["7"]]).run()
-    assert (choice(step).value, choice(step).by, choice(step).supporters) == (written["7"], "synthesis", (0,))
+    said, written = "The ducks lay eighteen eggs.", "The ducks lay eighteen eggs"
+    asks = mixture(3, **AGGREGATES, form=AnswerForm("text"), enough=1.0)
+    step = Played(asks, [said, said, "No idea at all.", written]).run()
+    assert (choice(step).value, choice(step).by, choice(step).supporters) == (written, "synthesis", (0, 1))
 
 
 def test_a_last_round_without_an_answer_leaves_it_to_the_one_before() -> None:

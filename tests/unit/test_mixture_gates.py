@@ -100,6 +100,12 @@ class TestPosterior:
     def test_without_a_confidence_all_are_asked(self) -> None:
         assert not passes(Gate("posterior", confidence=None), viewed("7", "7", "7", "7"))
 
+    def test_it_goes_by_its_own_probability_alone(self) -> None:
+        view = viewed(*["7"] * 6, quality=0.6)
+
+        assert passes(Gate("probability"), view)
+        assert not passes(Gate("posterior"), view)
+
 
 class TestDirichlet:
     def test_with_two_answers_it_is_the_posterior(self) -> None:

@@ -307,6 +307,12 @@ class TestMissing:
         step = decide(situation(OFFERS, ("data", "check"), waves=(1, 3)))
         assert [q.expert for q in step.ask] == ["c", "d", "b"]
 
+    def test_one_for_each_where_experts_are_asked_twice_too(self) -> None:
+        at = situation({"a": (), "d": ("data",)}, ("data",), waves=(1, 3))
+        twice = tuple(replace(expert, samples=2) for expert in at.mixture.experts)
+        step = decide(at._replace(mixture=replace(at.mixture, experts=twice)))
+        assert [q.expert for q in step.ask] == ["d", "a", "d"]
+
     def test_who_was_asked_has_brought_it_already(self) -> None:
         offers = {"a": ("data",), "b": (), "c": ("data",)}
         assert [q.expert for q in decide(situation(offers, ("data",), waves=(1,))).ask] == ["b"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_tasks.mixtures.answers import normalise
-from mosaic_tasks.mixtures.signals import AnswerReader, completed, signals
+from mosaic_tasks.mixtures.signals import AnswerReader, signals
 from mosaic_tasks.mixtures.values import AnswerForm, Form
 
 NUMBER = AnswerForm(form="number")
@@ -75,7 +75,7 @@ def test_an_answer_is_told_once_nothing_can_change_it(text: str, key: str, read:
 )
 def test_what_may_go_on_is_not_told(text: str) -> None:
     assert first_told(text) is None
-    assert completed(text, NUMBER) is None
+    assert AnswerReader(NUMBER).feed(text) is None
 
 
 def test_a_value_that_is_no_answer_is_passed_over() -> None:

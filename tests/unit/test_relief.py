@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.settings import settings
 from mosaic_routing import degrading
 from mosaic_routing.pool import pool
 from mosaic_routing.requirements import Requirement
+from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.relief import Relief
 
 POOL = """
@@ -85,3 +88,13 @@ def test_a_step_that_is_none_is_told_by_file_and_line(models: Path) -> None:
     models.write_text(POOL.replace("2.0, share: 0.5", "2.0, share: 7"))
     with pytest.raises(ConfigurationError, match=r"models\.yaml:8: field 'degrading\[2\]'.*7\.0 is no share"):
         pool()
+
+
+def test_a_server_that_is_away_leaves_a_mixture_all_its_experts(models: Path) -> None:
+    def away() -> None:
+        raise RedisError("it is away")
+
+    dispatcher = Dispatcher(SimpleNamespace(settings=settings()))  # type: ignore[arg-type]
+    dispatcher.__dict__["_fleets"] = SimpleNamespace(now=away)
+    assert dispatcher.fewer_experts(5, least=2).experts == 5
+    assert not dispatcher.fewer_experts(5, least=2).sentences
