@@ -208,9 +208,7 @@ class MixtureSpec(Part):
     output: str | dict[str, Any] | None = Field(
         default=None, description="JSON Schema of an answer, or `module:Model`; without it answers are text"
     )
-    experts: tuple[ExpertSpec, ...] = Field(
-        default=(), description="who may be asked; or `select`"
-    )
+    experts: tuple[ExpertSpec, ...] = Field(default=(), description="who may be asked; or `select`")
     select: Selection | None = Field(
         default=None, description="experts from the model pool, instead of `experts`"
     )
