@@ -14,7 +14,7 @@ from mosaic_routing.inventory import engines
 from mosaic_routing.queues import DIRECT_PREFIX
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution import dispatching
+from mosaic_tasks.execution.placing import dispatching
 from mosaic_tasks.execution.process import process_for
 
 TIMEOUT_S = 120.0

@@ -129,13 +129,18 @@ def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
     return found
 
 
-def no_worker(queues: list[str], run_id: str, *, served: Collection[str] = ()) -> NoWorker:
+def no_worker(
+    queues: list[str], run_id: str, *, later: Collection[str] = (), served: Collection[str] = ()
+) -> NoWorker:
     """The error that nobody serves these queues, with the command that helps.
 
     Args:
+        later: the queues that the run comes to after these, and that nobody serves either.
         served: the queues that somebody serves.
     """
-    return NoWorker(queues, run_id=run_id, start=serving_command(queues, served))
+    start = serving_command(sorted({*queues, *later}), served)
+    missing = f" (`mosaic explain {run_id}` says what is missing)" if ROUTED in queues else ""
+    return NoWorker(queues, run_id=run_id, start=f"{start}{missing}")
 
 
 def await_any(runs: Sequence[Run], *, timeout_s: float) -> list[Run]:
@@ -377,8 +382,10 @@ class Run:
         return any(sent is None or sent.is_unserved for sent in found)
 
     def no_worker(self, queues: list[str]) -> NoWorker:
-        """The error that nobody serves these queues, with what helps."""
-        return no_worker(queues, self.id, served=self._served_queues())
+        """The error that nobody serves these queues, with what helps until the run's end."""
+        served = self._served_queues()
+        later = {node.queue for node in self.plan().nodes} - served - {ROUTED}
+        return no_worker(queues, self.id, later=later, served=served)
 
     def _served_queues(self) -> set[str]:
         alive = live_processes(self._process.client, self._process.ledger.keys)

@@ -8,8 +8,8 @@ from celery import Celery
 
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK
 from mosaic_tasks.definition.terms import Terms
-from mosaic_tasks.execution.dispatching import equip
 from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.placing.dispatching import equip
 from mosaic_tasks.execution.process import equip_with, process_for
 from mosaic_tasks.submission import submit_to
 

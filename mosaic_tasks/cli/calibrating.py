@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mosaic_queues.errors import InputError
+from mosaic_queues.files import read_file
 from mosaic_tasks.cli.options import JsonOption
 from mosaic_tasks.cli.output import console, print_json, table
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.mixtures.calibration import Calibration, Outcome
 
 _MAX_TOLD = 120
+_MOST_HISTORY_MIB = 64
 
 
 def calibrate(
@@ -44,6 +48,7 @@ def calibrate(
     from mosaic_tasks.mixtures.calibration import learn
     from mosaic_tasks.mixtures.reliability import draw_svg
 
+    _check_apart({"HISTORY": history, "--out": out, "--svg": svg})
     learnt = learn(_read(history), method=method)
     assert learnt.curve is not None  # `learn` measures it
     _write(out, msgspec.json.format(msgspec.json.encode(learnt)).decode() + "\n")
@@ -55,13 +60,30 @@ def calibrate(
         _tell(learnt, out)
 
 
+def _check_apart(files: Mapping[str, Path | None]) -> None:
+    """Refuses a file that is named twice: what is in it would be lost."""
+    seen: dict[object, str] = {}
+    for role, path in files.items():
+        if path is not None and (first := seen.setdefault(_identity(path), role)) != role:
+            raise InputError(f"{first} and {role} are one file, {str(path)!r}; name another for {role}")
+
+
+def _identity(path: Path) -> object:
+    """The same for all names of a file, those that links give it too."""
+    try:
+        status = path.stat()
+    except OSError:  # it is not there yet
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
+
+
 def _read(path: Path) -> list[Outcome]:
     """The lines of a history; what was scored again counts once, as it was scored last."""
     try:
-        with path.open("rb") as lines:
-            read = [(n, _outcome(line, path, n)) for n, line in enumerate(lines, 1) if line.strip()]
+        lines = read_file(path, most_mib=_MOST_HISTORY_MIB).split(b"\n")
     except OSError as error:
         raise InputError(f"cannot read the history {str(path)!r}: {error.strerror}") from error
+    read = [(number, _outcome(line, path, number)) for number, line in enumerate(lines, 1) if line.strip()]
     last = {(one.run, one.node) if one.run else number: one for number, one in read}
     return list(last.values())
 
@@ -73,7 +95,7 @@ def _outcome(line: bytes, path: Path, number: int) -> Outcome:
 
     try:
         return msgspec.json.decode(line, type=Outcome)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         shown = line[:_MAX_TOLD].decode("utf-8", "replace").strip()
         raise InputError(
             f'{path}:{number}: {error}: {shown!r}; write {{"features": {{"NAME": NUMBER}}, "right": true}}'

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,23 +50,39 @@ def score(
     """
     from mosaic_tasks.client import get_run
 
-    scored = get_run(run_id).score(node, value, answer=answer)
-    if history is not None and scored.line is not None:
-        _append(history, scored.line)
+    with _opened(history) as lines:
+        scored = get_run(run_id).score(node, value, answer=answer)
+        if lines is not None and scored.line is not None:
+            _append(lines, scored.line)
     if as_json:
         print_json(scored)
     else:
         typer.echo(_told(scored))
 
 
-def _append(path: Path, line: Outcome) -> None:
+@contextmanager
+def _opened(path: Path | None) -> Iterator[FileIO | None]:
+    """A history to be written; one that cannot be is told before anything is scored."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = FileIO(str(path), "ab")
+    except OSError as error:
+        raise InputError(f"cannot write the history {str(path)!r}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _append(file: FileIO, line: Outcome) -> None:
     import msgspec
 
     try:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+        file.write(msgspec.json.encode(line) + b"\n")
     except OSError as error:
-        raise InputError(f"cannot write the history {str(path)!r}: {error.strerror}") from error
+        raise InputError(
+            f"it is scored, but the history {file.name!r} cannot be written: {error.strerror}; score it again"
+        ) from error
 
 
 def _told(scored: Score) -> str:

@@ -15,6 +15,7 @@ from mosaic_tasks.definition.mixtures import MixtureSpec
 from mosaic_tasks.definition.parts import AgentSpec, Duration, Part
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import TYPES
+from mosaic_tasks.definition.terms import MOST_USD
 
 
 class RetryRule(Part):
@@ -217,7 +218,11 @@ class Definition(Part):
     )
     deadline: Duration | None = Field(default=None, gt=0, description="a run that takes longer fails")
     budget: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="US dollars that a run may cost"
+        default=None,
+        ge=0,
+        le=MOST_USD,
+        allow_inf_nan=False,
+        description="US dollars that a run may cost",
     )
     nodes: dict[str, Node] = Field(min_length=1, description="id -> node")
     output: str = Field(description="id of the node whose output is the result")

@@ -10,11 +10,11 @@ import msgspec
 from mosaic_queues.errors import ConfigurationError
 from mosaic_routing.pool import pool
 from mosaic_routing.queues import POOL
-from mosaic_tasks.definition.mixtures import ExpertSpec, JudgeSpec, MixtureSpec, fitted
+from mosaic_tasks.definition.mixtures import ExpertSpec, JudgeSpec, MixtureSpec, fitted, named
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import ITEM, AgentPlan, Edge, NodePlan, Ref
 from mosaic_tasks.definition.templates import names_in
-from mosaic_tasks.mixtures.mixture import ASKED_NAMES, Expert, Limits, Mixture
+from mosaic_tasks.mixtures.mixture import ASKED_NAMES, QUOTING_NAMES, Expert, Limits, Mixture
 from mosaic_tasks.mixtures.values import AnswerForm, Gate, Profile, Rules
 
 AgentPlans = Callable[[AgentSpec, dict[str, Any] | None], AgentPlan]
@@ -97,7 +97,7 @@ def experts_of(spec: MixtureSpec) -> list[ExpertSpec]:
             + (f" with {chosen.quality:g} or more" if chosen.quality else "")
             + f"; the capabilities are: {known}"
         )
-    return [ExpertSpec(name=model, model=f"{POOL}:{model}") for model in models]
+    return named([ExpertSpec(model=f"{POOL}:{model}") for model in models])
 
 
 def _expert_agent(spec: MixtureSpec, expert: ExpertSpec) -> AgentSpec:
@@ -145,7 +145,7 @@ def _asked(
         queue=queue or parts.queues(plan),
         bindings=node.bindings,
         deps=node.deps,
-        names={**node.names, **{asked: Ref(ITEM, (asked,)) for asked in ASKED_NAMES}},
+        names={**node.names, **{asked: Ref(ITEM, (asked,)) for asked in _told(agent)}},
         retry=node.retry,
         timeout_s=node.timeout_s,
         agent=plan,
@@ -154,6 +154,12 @@ def _asked(
         edges=node.edges,
         asked_by=parts.number,
     )
+
+
+def _told(agent: AgentSpec) -> list[str]:
+    """What its calls are told by the mixture."""
+    read = names_in(agent.prompt) | names_in(agent.system)
+    return [name for name in ASKED_NAMES if name in read or name not in QUOTING_NAMES]
 
 
 def _mixture(

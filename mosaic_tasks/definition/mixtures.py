@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from mosaic_queues.files import read_file
 from mosaic_tasks.definition.parts import Duration, Part, Requires, Texts
 from mosaic_tasks.mixtures.calibration import Calibration
 from mosaic_tasks.mixtures.patterns import pattern_error
@@ -34,11 +34,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What each preset says; `waves: [1000]` asks all at once."""
 TAKEN_NAMES = ("verifier", "aggregator")
-_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _OTHER = re.compile(r"[^a-z0-9._-]+")
 _NEEDS_MODEL = ("synthesis", "build")
 _NEEDS_VERIFIER = ("verify", "rank")
 MOST_SAMPLES = 64
+_MOST_CALIBRATION_MIB = 1
 
 
 def _as(name: str, given: Any) -> BeforeValidator:
@@ -90,7 +91,7 @@ class ExpertSpec(Part):
     @field_validator("name")
     @classmethod
     def _is_name(cls, name: str) -> str:
-        if name and not re.match(_NAME, name):
+        if name and not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name; use lower case, digits, '.', '_' and '-'")
         if name in TAKEN_NAMES:
             raise ValueError(f"{name!r} is the name of another part of the mixture; choose another")
@@ -128,6 +129,19 @@ class AnswerSpec(Part):
         description="of texts: a model of sentence-transformers that compares them; without it, by their words",
     )
 
+    @field_validator("choices")
+    @classmethod
+    def _differ(cls, choices: tuple[str, ...]) -> tuple[str, ...]:
+        known: dict[str, str] = {}
+        for choice in choices:
+            words = " ".join(choice.casefold().split())
+            if words in known:
+                raise ValueError(
+                    f"{known[words]!r} and {choice!r} are one choice, as case does not count; remove one"
+                )
+            known[words] = choice
+        return choices
+
 
 class RulesSpec(Part):
     """What an answer must hold to count."""
@@ -139,6 +153,13 @@ class RulesSpec(Part):
     )
     entities: Texts = Field(default=(), description="words that are in it, whatever their case")
     refusals: bool = Field(default=True, description="an answer that refuses does not count")
+
+    @field_validator("entities")
+    @classmethod
+    def _are_words(cls, entities: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(entity.strip() for entity in entities):
+            raise ValueError(f"{list(entities)} has a word without letters, which no answer holds; remove it")
+        return entities
 
     @field_validator("pattern")
     @classmethod
@@ -160,10 +181,21 @@ class GateSpec(Part):
     quorum: float = Field(
         default=0.8,
         gt=0,
+        allow_inf_nan=False,
         description="of quorum: votes for one answer; below 1: a share of all that may be asked",
     )
-    worth: float = Field(default=0.01, ge=0, description="of cost: US dollars that a right answer is worth")
-    second: float = Field(default=0.0, ge=0, description="of cost: US dollars that a second of waiting costs")
+    worth: float = Field(
+        default=0.01,
+        ge=0,
+        allow_inf_nan=False,
+        description="of cost: US dollars that a right answer is worth",
+    )
+    second: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="of cost: US dollars that a second of waiting costs",
+    )
 
 
 class BudgetSpec(Part):
@@ -322,6 +354,13 @@ class MixtureSpec(Part):
             )
         if self.prompt is None and any(expert.prompt is None for expert in self.experts or (ExpertSpec(),)):
             raise ValueError("it has no `prompt`, and not every expert has one of its own")
+        for expert in self.experts:
+            samples = expert.samples or self.samples
+            if expert.seed is not None and samples > 1:
+                raise ValueError(
+                    f"the expert {expert.name or expert.model!r} has {samples} samples and a seed, by which all would "
+                    "be the same; remove its `seed`, or give it `samples: 1`"
+                )
         kind = self.aggregator.kind
         if kind in _NEEDS_VERIFIER and self.verifier is None:
             raise ValueError(f"the aggregator {kind!r} needs a `verifier`: the model that judges the answers")
@@ -351,28 +390,35 @@ class MixtureSpec(Part):
         return max([self.rounds, *(expert.layer for expert in self.experts)])
 
     def named(self) -> list[ExpertSpec]:
-        """The experts with their names: what they are called, or their model, numbered where it is there twice."""
-        names: list[str] = []
-        for expert in self.experts:
-            base = expert.name or _from_model(expert)
-            name, number = base, 2
-            while name in names:
-                name, number = f"{base}-{number}", number + 1
-            names.append(name)
-        return [e.model_copy(update={"name": name}) for e, name in zip(self.experts, names, strict=True)]
+        """The experts with their names: what they are called, or their model."""
+        return named(self.experts)
+
+
+def named(experts: Sequence[ExpertSpec]) -> list[ExpertSpec]:
+    """Each with a name of its own: what is there twice, or is another part of the mixture, is numbered."""
+    taken, following = set(TAKEN_NAMES), dict[str, int]()
+    found = []
+    for expert in experts:
+        name = base = expert.name or _from_model(expert)
+        while name in taken:
+            number = following.get(base, 2)
+            name, following[base] = f"{base}-{number}", number + 1
+        taken.add(name)
+        found.append(expert.model_copy(update={"name": name}))
+    return found
 
 
 def fitted(path: str) -> Calibration:
     """The calibration in a file, without its curve, which is for people.
 
     Raises:
-        ValueError: it cannot be read, or is none.
+        ValueError: it cannot be read, or is none that gives probabilities.
     """
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Calibration)
+        found = msgspec.json.decode(read_file(path, most_mib=_MOST_CALIBRATION_MIB), type=Calibration)
     except OSError as error:
         raise ValueError(f"the calibration {path!r} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path!r} is no calibration: {error}; write one with `mosaic calibrate HISTORY --out {path}`"
         ) from None
@@ -412,5 +458,6 @@ __all__ = [
     "RulesSpec",
     "Selection",
     "fitted",
+    "named",
     "part_at",
 ]

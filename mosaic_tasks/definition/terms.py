@@ -13,6 +13,8 @@ from mosaic_queues.topology import MOST_URGENT, level_of
 from mosaic_routing.targets import Objective
 from mosaic_tasks.definition.plan import Plan
 
+MOST_USD = 1_000_000_000
+"""What a run may cost; a larger budget is none that the guards can keep."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{0,100}")
 
 
@@ -57,17 +59,14 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"{self.objective!r} is no objective; give one of: {', '.join(known)}")
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
             raise InputError(f"a deadline of {self.deadline_s!r} s is none; give a number above 0")
-        if self.budget_usd is not None and not 0 <= self.budget_usd <= _MOST_USD:
+        if self.budget_usd is not None and not 0 <= self.budget_usd <= MOST_USD:
             raise InputError(
-                f"a budget of {self.budget_usd!r} US dollars is none; give a number from 0 to {_MOST_USD:,}"
+                f"a budget of {self.budget_usd!r} US dollars is none; give a number from 0 to {MOST_USD:,}"
             )
         if not _TENANT.fullmatch(self.tenant):
             raise InputError(
                 f"{self.tenant!r} is no name of a tenant; use letters, digits and . _ - (100 at most)"
             )
-
-
-_MOST_USD = 1_000_000_000
 
 
 def without_terms(plan: Plan) -> Plan:
@@ -77,4 +76,4 @@ def without_terms(plan: Plan) -> Plan:
     )
 
 
-__all__ = ["Terms", "without_terms"]
+__all__ = ["MOST_USD", "Terms", "without_terms"]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from mosaic_queues.errors import BindingError, DefinitionError
 from mosaic_tasks.definition.folding import FoldOptions, fold_options
 from mosaic_tasks.definition.grammar import RetryRule
-from mosaic_tasks.definition.mixtures import MixtureSpec
+from mosaic_tasks.definition.mixtures import MixtureSpec, part_at
 from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.schemas import ANY, Schema, schema_of
@@ -386,11 +386,17 @@ def mixture(prompt: str | None = None, *, output: Any = None, **fields: Any) -> 
     try:
         return MixtureSpec.model_validate({"prompt": prompt, "output": _output_of(output), **fields})
     except ValidationError as error:
-        problems = [
-            f"mixture(): {'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}"
-            for detail in error.errors(include_url=False)
-        ]
+        problems = [_mixture_problem(dict(detail)) for detail in error.errors(include_url=False)]
         raise DefinitionError(problems) from None
+
+
+def _mixture_problem(detail: dict[str, Any]) -> str:
+    path, said = detail["loc"], f"{detail['input']!r}: {detail['msg']}"
+    if detail["type"] == "value_error":
+        said = str(detail["ctx"]["error"])
+    if detail["type"] == "extra_forbidden":
+        said = f"unknown key {path[-1]!r}{did_you_mean(str(path[-1]), part_at(path[:-1]).model_fields)}"
+    return f"mixture(): {'.'.join(map(str, path)) or 'the whole'}: {said}"
 
 
 def _output_of(result: Any) -> str | Schema | None:

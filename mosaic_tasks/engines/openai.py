@@ -65,6 +65,8 @@ _T = TypeVar("_T")
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _NO_KEY = "no-key"
 _FINISHED: dict[str, FinishReason] = {"length": "length", "content_filter": "refused"}
+_MOST_TOKENS = 10**9
+"""A server that tells of more tokens in one call is wrong."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -513,10 +515,18 @@ def _read(chunk: Any, ended: _Ended) -> str:
     return getattr(delta, "content", None) or ""
 
 
-def _counted(usage: Any) -> Usage:
-    details = getattr(usage, "prompt_tokens_details", None)
-    cached = getattr(details, "cached_tokens", None) or 0
-    return Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0, cached_tokens=cached)
+def _counted(usage: Any) -> Usage | None:
+    """The usage that a server tells; None where that is no number of tokens, so that it is estimated."""
+    read, written = _tokens(usage, "prompt_tokens"), _tokens(usage, "completion_tokens")
+    if read is None or written is None:
+        return None
+    cached = _tokens(getattr(usage, "prompt_tokens_details", None), "cached_tokens")
+    return Usage(read, written, cached_tokens=min(cached or 0, read))
+
+
+def _tokens(usage: Any, name: str) -> int | None:
+    told = getattr(usage, name, None)
+    return told if type(told) is int and 0 <= told <= _MOST_TOKENS else None
 
 
 def _logprobs(choice: Any) -> list[float]:

@@ -25,10 +25,10 @@ from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
 from mosaic_tasks.execution.burying import BuryingStep
-from mosaic_tasks.execution.direct import delete_deserted
-from mosaic_tasks.execution.dispatching import release_sent
 from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.machine import MachineStep
+from mosaic_tasks.execution.placing.direct import delete_deserted
+from mosaic_tasks.execution.placing.dispatching import release_sent
 from mosaic_tasks.execution.prepared import CallId
 from mosaic_tasks.execution.process import (
     Process,

@@ -21,13 +21,11 @@ from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.templates import evaluate
 from mosaic_tasks.execution.agents import AgentAnswer
-from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.burying import bury_lost
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.experts import asked, failed
 from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
-from mosaic_tasks.execution.listening import Listener
 from mosaic_tasks.execution.mailboxes import Mailboxes
 from mosaic_tasks.execution.outcomes import (
     Ending,
@@ -45,9 +43,11 @@ from mosaic_tasks.execution.outcomes import (
     timed_out,
     usage_of,
 )
+from mosaic_tasks.execution.placing.asking import Asking
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.publishing import Publication
+from mosaic_tasks.execution.streams.listening import Listener
+from mosaic_tasks.execution.streams.publishing import Publication
 from mosaic_tasks.execution.waiting import wait_in_a_thread
 from mosaic_tasks.mixtures.mixture import Mixture
 

@@ -11,7 +11,7 @@ from mosaic_tasks.definition.references import read
 from mosaic_tasks.execution.outcomes import Ending
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.publishing import Publication
+from mosaic_tasks.execution.streams.publishing import Publication
 
 
 class Endings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,20 +12,21 @@ import msgspec
 from mosaic_queues.errors import ContentRefused, OutputInvalid
 from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.execution.agents import AgentAnswer
-from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.outcomes import Work
+from mosaic_tasks.execution.placing.asking import Asking
 from mosaic_tasks.mixtures.answers import normalise
 from mosaic_tasks.mixtures.checks import problems
-from mosaic_tasks.mixtures.fields import last_field
+from mosaic_tasks.mixtures.fields import ABSENT, encodable, last_field, storable
 from mosaic_tasks.mixtures.mixture import Mixture
 from mosaic_tasks.mixtures.signals import AnswerReader, signals
-from mosaic_tasks.mixtures.values import Heard, Problem
+from mosaic_tasks.mixtures.values import Answer, Heard, Problem
 
 MISSING = "missing"
 """The field of an answer in which an expert says what it lacked, such as `["data"]`."""
 _MOST_MISSING, _LONGEST = 8, 100
 _KINDS: dict[str, Problem] = {OutputInvalid.__name__: "schema", ContentRefused.__name__: "refused"}
 """Failures that are the expert's own."""
+_NODE = re.compile(r"\Anode '[^']*'(?:, item \d+)?: ")
 
 
 async def asked(
@@ -56,7 +58,7 @@ def heard_of(answer: AgentAnswer, names: Mapping[str, Any], agent: AgentPlan, mi
         names["expert"],
         model=answer.model,
         round=names["round"],
-        text=answer.text,
+        text=encodable(answer.text),
         input_tokens=used.input_tokens,
         output_tokens=used.output_tokens,
         cost_usd=used.cost_usd,
@@ -66,29 +68,35 @@ def heard_of(answer: AgentAnswer, names: Mapping[str, Any], agent: AgentPlan, mi
         return msgspec.structs.replace(heard, support=float(answer.value["support"]))
     schema = None if answer.is_cut else agent.output_schema
     found = problems(answer.text, answer.value, mixture.rules, schema, answer.finish_reason)
-    given = answer.value if mixture.whole else answer.text
-    read = None if found else normalise(given, mixture.form)
+    read = None if found else _read(answer, mixture)
     if read is None and not found:
         found = ("unreadable",)
-    if read is not None and mixture.whole:
-        read = msgspec.structs.replace(read, value=answer.value)
     missing = _missing(answer.value, answer.text)
     return msgspec.structs.replace(heard, answer=read, problems=found, missing=missing)
+
+
+def _read(answer: AgentAnswer, mixture: Mixture) -> Answer | None:
+    """The answer that is compared, with what the mixture gives where it decides for it."""
+    if not mixture.whole:
+        return normalise(answer.text, mixture.form)
+    read, value = normalise(answer.value, mixture.form), storable(answer.value)
+    return None if read is None or value is ABSENT else msgspec.structs.replace(read, value=value)
 
 
 def _missing(value: Any, text: str) -> tuple[str, ...]:
     """What an answer in JSON says that its expert lacked; of an expert that was stopped, what it had said so far."""
     said = value.get(MISSING) if isinstance(value, dict) else last_field(text, MISSING)
     listed = [said] if isinstance(said, str) else said if isinstance(said, list) else []
-    named = (each.strip().lower() for each in listed if isinstance(each, str))
+    named = (encodable(each.strip().lower()) for each in listed if isinstance(each, str))
     return tuple(dict.fromkeys(each for each in named if 0 < len(each) <= _LONGEST))[:_MOST_MISSING]
 
 
 def failed(names: Mapping[str, Any], error: str) -> dict[str, Any]:
-    """What the mixture hears of a call that failed for good."""
-    kind = error.split(": ", 2)[1:2]  # behind the node and the item
-    problems: tuple[Problem, ...] = tuple(_KINDS[each] for each in kind if each in _KINDS)
-    heard = Heard(names["index"], names["expert"], round=names["round"], problems=problems, failed=error)
+    """What the mixture hears of a call that failed for good; where it names the expert, the node need not be named."""
+    why = _NODE.sub("", error)
+    kind = why.partition(": ")[0]
+    problems = (_KINDS[kind],) if kind in _KINDS else ()
+    heard = Heard(names["index"], names["expert"], round=names["round"], problems=problems, failed=why)
     return dict(msgspec.to_builtins(heard))
 
 

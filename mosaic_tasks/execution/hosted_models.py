@@ -29,8 +29,8 @@ from mosaic_tasks.engines.protocol import EngineLoad
 from mosaic_tasks.engines.registry import host
 from mosaic_tasks.engines.simulated import SimulatedSpec
 from mosaic_tasks.execution.bootsteps import MosaicStep
-from mosaic_tasks.execution.direct import DirectQueue
 from mosaic_tasks.execution.machine import MachineStep
+from mosaic_tasks.execution.placing.direct import DirectQueue
 from mosaic_tasks.execution.process import Process, process_for
 
 log = structlog.get_logger(__name__)

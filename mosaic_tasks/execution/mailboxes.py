@@ -15,8 +15,6 @@ from mosaic_queues.transitions import Claim, Usage
 from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
-from mosaic_tasks.execution.asking import Asking
-from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
 from mosaic_tasks.execution.mixing import Mixing
 from mosaic_tasks.execution.outcomes import (
@@ -31,9 +29,11 @@ from mosaic_tasks.execution.outcomes import (
     total_usage,
     usage_of,
 )
+from mosaic_tasks.execution.placing.asking import Asking
 from mosaic_tasks.execution.prepared import PreparedNode, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.sources import SourceKind
+from mosaic_tasks.execution.streams.consuming import Applied, Folding, Growing, Mailbox, Stores
+from mosaic_tasks.execution.streams.sources import SourceKind
 
 
 class Mailboxes:

@@ -21,7 +21,7 @@ from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.tallying import count
 from mosaic_tasks.mixtures.beliefs import families_of
-from mosaic_tasks.mixtures.briefing import brief
+from mosaic_tasks.mixtures.briefing import Briefing
 from mosaic_tasks.mixtures.deciding import Situation, Step, decide, due_ms
 from mosaic_tasks.mixtures.judging import Ended
 from mosaic_tasks.mixtures.mixture import Choice, Memory, Mixture, Question
@@ -156,13 +156,14 @@ class Mixing:
             queue = self._plan.plan.nodes[CallId(question.call).node].queue
             by_queue.setdefault(queue, []).append(question)
         ordered = [question for questions in by_queue.values() for question in questions]
-        items = [self._item(step.memory, question) for question in ordered]
+        briefing = Briefing(self._mixture, step.memory, self._heard)
+        items = [self._item(briefing, question) for question in ordered]
         groups = [(queue, [question.call for question in asked]) for queue, asked in by_queue.items()]
         return Grow(None, groups, items, total=len(ordered))
 
-    def _item(self, memory: Memory, question: Question) -> bytes:
-        item = brief(self._mixture, memory, self._heard, question)
-        return self._process.payloads.pack(self._run_id, item)
+    def _item(self, briefing: Briefing, question: Question) -> bytes:
+        node = self._plan.plan.nodes[CallId(question.call).node]
+        return self._process.payloads.pack(self._run_id, briefing.item(question, node.names))
 
     def _ended(self, step: Step, before: Memory) -> Outcome:
         """It answers, or cannot. Whoever still works is cut off first."""
@@ -177,9 +178,7 @@ class Mixing:
         choice = step.memory.choice
         if choice is None:
             return Failure(f"node {self._work.node.name!r}: {step.failure}", retryable=False)
-        value = (
-            {**msgspec.to_builtins(record), "answer": choice.value} if self._mixture.details else choice.value
-        )
+        value = _detailed(record, choice.value) if self._mixture.details else choice.value
         return self._value(choice, value)
 
     def _count(self, record: Record) -> None:
@@ -192,6 +191,12 @@ class Mixing:
         envelope = self._process.payloads.pack(self._run_id, value)
         told = f"{shown(choice.value)} ({choice.by}, {choice.probability:.2f})"
         return Value(envelope, told, ending)
+
+
+def _detailed(record: Record, answer: Any) -> dict[str, Any]:
+    """The answer and how it came about, without what says nothing."""
+    told = msgspec.to_builtins(record)
+    return {"answer": answer, **{name: value for name, value in told.items() if value}}
 
 
 def _in_order(chunks: Mapping[str, Sequence[Chunk]]) -> list[Chunk]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any, cast
 
 import msgspec
@@ -69,7 +70,7 @@ def _score(run_id: str, node: str, value: float, over: Ended, truth: Answer | No
 def _share(value: float) -> float:
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     if not is_number or not 0 <= value <= 1:
-        raise InputError(f"{value!r} is no score; give a number from 0, wrong, to 1, right")
+        raise InputError(f"{reprlib.repr(value)} is no score; give a number from 0, wrong, to 1, right")
     return float(value)
 
 
@@ -81,7 +82,8 @@ def _truth(answer: Any, form: AnswerForm) -> Answer | None:
     found = normalise(answer, form) or normalise(alone, msgspec.structs.replace(form, field=""))
     if found is None:
         raise InputError(
-            f"the right answer {answer!r} is none of the form {form.form!r}, as which answers are compared"
+            f"the right answer {reprlib.repr(answer)} is none of the form {form.form!r}, "
+            "as which answers are compared"
         )
     return found
 

@@ -24,6 +24,7 @@ DECIDED_BY: Mapping[str, str] = {
     "deadline": "at its deadline",
 }
 _ANSWER_WIDTH = 40
+_OBJECTION_WIDTH = 100
 _WHY_WIDTH = 200
 _FAILURE_WIDTH = 4000  # it has a reason for each expert
 
@@ -80,8 +81,9 @@ def _about(mixture: Mixture, record: Record) -> Iterator[str]:
         yield f"votes: {listed([f'{v.votes} for {_answer(v.answer)} ({v.probability:.2f})' for v in record.votes])}"
     if cut := [said.expert for said in record.calls if said.is_cut]:
         yield f"cut off: {listed(cut)}"
-    if objected := [f"{said.expert} ({shortened(why, _ANSWER_WIDTH)})" for said, why in _objected(record)]:
-        yield f"not counted: {listed(objected)}"
+    objected = [f"{said.expert} ({shortened(why, _OBJECTION_WIDTH)})" for said, why in _objected(record)]
+    if objected:
+        yield f"not counted: {listed(list(dict.fromkeys(objected)))}"
     if record.unasked:
         yield f"not asked: {_unasked(mixture, record)}"
     if record.relief:

@@ -100,7 +100,7 @@ def serving_command(unserved: Sequence[str], served: Iterable[str]) -> str:
     wanted = [model for queue in unserved if (model := hosted_model(queue))]
     commands = [worker_commands(named)] if (named := [queue for queue in unserved if queue != ROUTED]) else []
     if ROUTED in unserved:
-        commands.append(f"{ASKING} (`mosaic explain RUN` says what is missing)")
+        commands.append(ASKING)
     return " and ".join(commands) + "".join(did_you_mean(model, hosted) for model in dict.fromkeys(wanted))
 
 

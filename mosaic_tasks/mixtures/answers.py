@@ -1,9 +1,9 @@
 """An answer in its normal form: what two experts must share to have said the same.
 
 Where the answer stands. A value that has the form's `field` (or `answer`) is read there. In a text the last JSON field
-of that name counts, broken JSON included; then the last `\\boxed{}`, `####` and `the answer is`; then the last line
-where it is the only one, or concludes (`Therefore ...`). A number anywhere else is no answer: a text that broke off has
-none.
+of that name counts, broken JSON included; then the last `\\boxed{}`, `####` and `the answer is`, unless it is
+supposed; then the last line where it is the only one, or concludes (`Therefore ...`). A number anywhere else is no
+answer: a text that broke off has none. What a model thinks before it answers, in tags, is no part of the text.
 
 What is the same.
 
@@ -16,6 +16,8 @@ What is the same.
   formula is compared as one.
 - `code`: the same syntax tree where it is Python, the literals that programs print included; else the same tokens.
 - `text`: equal but for case and white space; `agreement` groups those that are alike.
+
+What cannot be stored (NaN, infinity, JSON without end) is no answer.
 
 Every pattern is possessive or bounded, so an answer of 100 KB costs a few milliseconds.
 """
@@ -33,7 +35,17 @@ from typing import Any
 
 import msgspec
 
-from mosaic_tasks.mixtures.fields import ABSENT, canonical, documents, field_pattern, last_field, part
+from mosaic_tasks.engines.reasoning import ReasoningReader
+from mosaic_tasks.mixtures.fields import (
+    ABSENT,
+    canonical,
+    documents,
+    encodable,
+    field_pattern,
+    last_field,
+    part,
+    storable,
+)
 from mosaic_tasks.mixtures.numerals import NUMBER, arithmetic, plain, value_of
 from mosaic_tasks.mixtures.statements import conclusion, last_boxed, statements
 from mosaic_tasks.mixtures.values import Answer, AnswerForm, Form
@@ -63,6 +75,8 @@ _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 _FENCE = re.compile(r"^```[^\n`]*+\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _TOKEN = re.compile(r"\"(?:[^\"\\\n]++|\\.)*+\"|'(?:[^'\\\n]++|\\.)*+'|\w++|[^\w\s]")
+_CONTROLS = re.compile(r"\x1b\[[0-?]*+[ -/]*+[@-~]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
+"""What terminals obey and nobody sees."""
 _COMMENT = re.compile(r"//[^\n]*+|(?<!\S)#[^\n]*+")
 
 
@@ -75,10 +89,15 @@ def normalise(given: Any, form: AnswerForm) -> Answer | None:
     if given is None:
         return None
     if not isinstance(given, str):
-        answer = read(_part_of(given, form), form)
-        return None if answer is None else msgspec.structs.replace(answer, value=given)
-    text = _MARKERS.sub("", given).strip()
+        value, answer = storable(given), read(_part_of(given, form), form)
+        return None if answer is None or value is ABSENT else msgspec.structs.replace(answer, value=value)
+    text = _MARKERS.sub("", _without_reasoning(given)).strip()
     return next(filter(None, (read(stated, form) for stated in _stated(text, form))), None)
+
+
+def _without_reasoning(text: str) -> str:
+    reader = ReasoningReader()
+    return reader.feed(text).answer + reader.close().answer
 
 
 def _part_of(given: Any, form: AnswerForm) -> Any:
@@ -96,7 +115,7 @@ def _stated(text: str, form: AnswerForm) -> Iterator[Any]:
     if form.field or form.form in _STATED_FORMS:
         name = form.field.rpartition(".")[2] or FIELD
         if form.form not in _STATED_FORMS or field_pattern(name).search(text):
-            yield last_field(text, name)
+            yield last_field(text, form.field or FIELD)
             return
         yield from statements(text)
         yield conclusion(text, whole_only=form.form == "span")
@@ -108,9 +127,9 @@ def _json_in(text: str, field: str) -> Any:
     """The compared part of the longest document, or of the last one that has the field."""
     found = documents(text)
     if not field:
-        return max(found, key=lambda pair: pair[0])[1] if found else _scalar(text)
-    parts = [held for _, value in found if (held := part(value, field)) is not ABSENT]
-    return parts[-1] if parts else last_field(text, field.rpartition(".")[2])
+        return max(found, key=lambda each: each.end - each.start).value if found else _scalar(text)
+    parts = [held for each in found if (held := part(each.value, field)) is not ABSENT]
+    return parts[-1] if parts else last_field(text, field)
 
 
 def _scalar(text: str) -> Any:
@@ -122,11 +141,11 @@ def _scalar(text: str) -> Any:
 
 def read(stated: Any, form: AnswerForm) -> Answer | None:
     """What was stated, without anything around it, in its normal form; None where it is no answer."""
-    if stated is ABSENT or stated is None:
+    if stated is ABSENT or stated is None or (value := storable(stated)) is ABSENT:
         return None
     if form.form == "json":
-        return _json(stated)
-    text = stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False)
+        return _json(stated, value)
+    text = encodable(stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False))
     if form.form in _STATED_FORMS:
         text = last_boxed(text) or text
     if form.form == "choice":
@@ -135,7 +154,7 @@ def read(stated: Any, form: AnswerForm) -> Answer | None:
 
 
 def _number(text: str) -> Answer | None:
-    text = text[:_MAX_STATED]
+    text = _CONTROLS.sub("", text[:_MAX_STATED])
     cleaned = _result(plain(text))
     formula, found = _formula(cleaned), NUMBER.search(cleaned)
     if found and (_is_whole(found) or formula is None):
@@ -165,8 +184,8 @@ def _formula(cleaned: str) -> str | None:
     return None
 
 
-def _as_number(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(value)
+def _as_number(value: Fraction) -> Any:
+    return storable(value.numerator) if value.denominator == 1 else float(value)
 
 
 def _choice(text: str, choices: tuple[str, ...]) -> Answer | None:
@@ -220,11 +239,8 @@ def _span(text: str) -> Answer | None:
     return Answer(_key(words), _shown(text), text) if words else None
 
 
-def _json(value: Any) -> Answer | None:
-    try:
-        written = json.dumps(canonical(value), ensure_ascii=False, separators=(",", ":"))
-    except ValueError:
-        return None
+def _json(stated: Any, value: Any) -> Answer:
+    written = encodable(json.dumps(canonical(stated), ensure_ascii=False, separators=(",", ":")))
     return Answer(_key(written), _shown(written), value)
 
 
@@ -256,20 +272,13 @@ def _folded(text: str) -> str:
 
 def _key(text: str) -> str:
     """`text`, a digest in place of the end of a long one."""
-    text = _encodable(text)
     if len(text) <= _LONG:
         return text
     return f"{text[: _LONG // 2]}#{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
 def _shown(text: str) -> str:
-    text = _encodable(text)
     return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
-
-
-def _encodable(text: str) -> str:
-    """`text` with question marks for halves of characters, which JSON escapes can make."""
-    return text.encode("utf-8", "replace").decode()
 
 
 _STATED_FORMS: frozenset[Form] = frozenset({"number", "choice", "span"})

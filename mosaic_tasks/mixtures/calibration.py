@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from random import Random
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from mosaic_queues.errors import InputError
 
@@ -28,6 +30,10 @@ Method = Literal["logistic", "isotonic"]
 PROBABILITIES = frozenset({"probability", "confidence", "support"})
 """Features that are probabilities."""
 LEAST_LINES = 20
+MOST_FEATURES = 32
+"""What learning takes grows with their square."""
+LARGEST = 1e100
+"""Beyond that, what is reckoned with a number may be none."""
 
 _FOLDS = 5
 _BINS = 10
@@ -35,6 +41,9 @@ _PRIOR = 1.0  # weight of the prior against one line, for standardised features
 _STEPS = 50
 _CLOSE = 1e-9
 _SURE = 1e-3  # probabilities go no nearer to 0 and 1 before their log-odds are taken
+
+_Probability = Annotated[float, Meta(ge=0, le=1)]
+_Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,9 +69,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 class Scale(msgspec.Struct, frozen=True):
     """One feature of a logistic calibration: its mean and spread in the history, and its weight."""
 
-    mean: float
-    spread: float
-    weight: float
+    mean: _Number
+    spread: Annotated[float, Meta(ge=_CLOSE)]
+    weight: _Number
 
 
 class Bin(msgspec.Struct, frozen=True):
@@ -104,16 +113,26 @@ class Calibration(msgspec.Struct, frozen=True, omit_defaults=True):
         base: share of right lines; the probability where nothing is known.
         curve: measured on left-out lines.
         lines: in the history.
+
+    Raises:
+        ValueError: the steps do not rise, or there are none.
     """
 
     method: Method
-    base: float
-    lines: int = 0
+    base: _Probability
+    lines: Annotated[int, Meta(ge=0, le=2**53)] = 0
     scales: dict[str, Scale] = {}
-    intercept: float = 0.0
+    intercept: _Number = 0.0
     feature: str = ""
-    steps: tuple[tuple[float, float], ...] = ()
+    steps: tuple[tuple[_Number, _Probability], ...] = ()
     curve: Curve | None = None
+
+    def __post_init__(self) -> None:
+        if self.feature and not self.steps:
+            raise ValueError(f"there are no steps of the feature {self.feature!r}")
+        for (start, before), (value, after) in pairwise(self.steps):
+            if not (start < value and before <= after):
+                raise ValueError(f"the step to {after:g} from {value:g} on does not rise")
 
     def __call__(self, features: Mapping[str, float]) -> float:
         """The probability; a feature that is missing counts as its mean, one that is not known counts for nothing."""
@@ -167,15 +186,30 @@ def reliability(predicted: Sequence[float], history: Sequence[Outcome]) -> Curve
 def _check(history: Sequence[Outcome]) -> None:
     shares = [outcome.share for outcome in history]
     if len(history) < LEAST_LINES:
-        raise InputError(f"{len(history)} lines are too few to calibrate by; collect at least {LEAST_LINES}")
+        raise InputError(f"too few lines to calibrate by: {len(history)}; collect at least {LEAST_LINES}")
     if not all(0 <= share <= 1 for share in shares):
         raise InputError(
             f"'right' is {next(s for s in shares if not 0 <= s <= 1)!r}; give true, false, or 0 to 1"
         )
+    _check_features(history)
     if min(shares) == max(shares):
         raise InputError("all lines are equally right, which teaches nothing; add some that differ")
     if not _spreads(history):
         raise InputError("no feature differs from line to line; record features that tell something")
+
+
+def _check_features(history: Sequence[Outcome]) -> None:
+    names = {name for outcome in history for name in outcome.features}
+    if len(names) > MOST_FEATURES:
+        raise InputError(
+            f"too many features to calibrate by: {len(names)}; keep the {MOST_FEATURES} that tell the most"
+        )
+    for outcome in history:
+        for name, value in outcome.features.items():
+            if not abs(value) <= LARGEST:
+                raise InputError(
+                    f"the feature {name!r} is {value!r}; give numbers from {-LARGEST:g} to {LARGEST:g}"
+                )
 
 
 def _fit(history: Sequence[Outcome], method: Method) -> Calibration:
@@ -335,4 +369,16 @@ def _sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-min(max(value, -40.0), 40.0)))
 
 
-__all__ = ["LEAST_LINES", "Bin", "Calibration", "Curve", "Method", "Outcome", "Scale", "learn", "reliability"]
+__all__ = [
+    "LARGEST",
+    "LEAST_LINES",
+    "MOST_FEATURES",
+    "Bin",
+    "Calibration",
+    "Curve",
+    "Method",
+    "Outcome",
+    "Scale",
+    "learn",
+    "reliability",
+]

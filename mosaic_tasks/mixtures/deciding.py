@@ -9,6 +9,7 @@ A limit that is reached makes the best answer so far the mixture's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,14 +73,19 @@ def _next_wave(at: Situation, view: View) -> Step:
         return _asked(at, at.memory, [(name, "expert") for name in names])
     if wave(at, view, Left()):
         return _out_of_budget(at)
-    if at.memory.round < at.mixture.rounds:
-        return _next_round(at)
-    return _close(at, view)
+    number = _next_round(at)
+    return _close(at, view) if number is None else _begun(at, number)
 
 
-def _next_round(at: Situation) -> Step:
-    """Experts see what was said in this one."""
-    later = at._replace(memory=replace(at.memory, round=at.memory.round + 1))
+def _next_round(at: Situation) -> int | None:
+    """The next one in which somebody may be asked: between layers there may be rounds of nobody."""
+    later = range(at.memory.round + 1, at.mixture.rounds + 1)
+    return next((number for number in later if at.mixture.of_round(number)), None)
+
+
+def _begun(at: Situation, number: int) -> Step:
+    """A round: experts see what was said in the one before."""
+    later = at._replace(memory=replace(at.memory, round=number))
     if names := wave(later, view_now(later), at.left):
         return _asked(later, later.memory, [(name, "expert") for name in names])
     return _out_of_budget(at)
@@ -144,7 +150,7 @@ def _failed(at: Situation, why: str = "") -> Step:
     waiting = at.memory.waiting()
     reasons = [_reason(q, at.heard[q.index]) for q in at.memory.asked if q.index in at.heard]
     told = why or ("no answer of its experts counts" if reasons else "it could ask nobody")
-    failure = told + (f": {'; '.join(reasons)}" if reasons else "")
+    failure = told + (f": {'; '.join(dict.fromkeys(reasons))}" if reasons else "")
     memory = replace(at.memory, cut=(*at.memory.cut, *(q.index for q in waiting)), failure=failure)
     return Step(memory, cut=[q.call for q in waiting], failure=failure)
 
@@ -180,12 +186,14 @@ def _questions(
 ) -> list[Question]:
     """Their calls count on from those that their nodes have."""
     nodes, made = _nodes(at.mixture), list[Question]()
+    calls = Counter(question.expert for question in memory.asked)
     for place, (name, kind) in enumerate(asked):
         number = nodes[name]
-        before = sum(question.call.startswith(f"{number}.") for question in (*memory.asked, *made))
+        call = f"{number}.{calls[name]}"
+        calls[name] += 1
         about = abouts[place] if abouts else ()
         index = len(memory.asked) + place
-        made.append(Question(index, f"{number}.{before}", name, kind, memory.round, about, at.now_ms))
+        made.append(Question(index, call, name, kind, memory.round, about, at.now_ms))
     return made
 
 

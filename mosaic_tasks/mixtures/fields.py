@@ -1,4 +1,4 @@
-"""Values in JSON that models wrote: fenced, in prose, or broken.
+"""Values in JSON that models wrote: fenced, in prose, or broken; and what can be stored of them.
 
 Where several could be meant the last counts: models correct themselves. Each search is linear, or tries a fixed number
 of places.
@@ -7,12 +7,16 @@ of places.
 from __future__ import annotations
 
 import json
+import math
 import re
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 _MAX_OPENS = 64
 _MAX_FIELDS = 8
-_MAX_DEPTH = 100
+_MAX_DEPTH = 64
+"""With what is stored around it, a value stays below the depth that payloads may have."""
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 
 ABSENT: Final = object()
 """What stands for no value, as null is one."""
@@ -34,14 +38,32 @@ def field_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"""(?:"{quoted}"|'{quoted}')\s*+:\s*+""")
 
 
-def last_field(text: str, name: str) -> Any:
-    """The value of the last field called `name`, at whatever depth; `ABSENT` where there is none."""
-    places = [found.end() for found in field_pattern(name).finditer(text)]
-    for place in reversed(places[-_MAX_FIELDS:]):
-        value = read_value(text, place)
-        if value is not ABSENT:
-            return value
-    return ABSENT
+class Document(NamedTuple):
+    """An object or array, and where it stands in the text."""
+
+    start: int
+    end: int
+    value: Any
+
+
+def last_field(text: str, path: str) -> Any:
+    """The value of the last field at `path`; `ABSENT` where there is none.
+
+    In a document that can be read the path counts, from its top. Elsewhere, in JSON that is broken, and in a document
+    without such a path, the name alone does, at whatever depth.
+    """
+    places = [found.end() for found in field_pattern(path.rpartition(".")[2]).finditer(text)]
+    found = documents(text) if places else []
+    values = (_field_at(text, place, path, found) for place in reversed(places[-_MAX_FIELDS:]))
+    return next((value for value in values if value is not ABSENT), ABSENT)
+
+
+def _field_at(text: str, place: int, path: str, found: Sequence[Document]) -> Any:
+    around = next((document.value for document in found if document.start < place < document.end), ABSENT)
+    value = part(around, path)
+    if value is ABSENT:
+        return read_value(text, place)
+    return _with_latex(value) if isinstance(value, str) else value
 
 
 def read_value(text: str, place: int) -> Any:
@@ -56,7 +78,16 @@ def read_value(text: str, place: int) -> Any:
         quoted = _QUOTED.match(text, place)
         return ABSENT if quoted is None else _unescaped(quoted[1])
     bare = _BARE.match(text, place)
-    return ABSENT if bare is None else _word(bare[0].strip().rstrip(",").rstrip())
+    return ABSENT if bare is None or bare.end() == len(text) else bare_value(bare[0])
+
+
+def bare_value(written: str) -> Any:
+    """The value of what stands without quotes, `18` or `18,`; `ABSENT` where nothing does."""
+    written = written.strip().rstrip(",").rstrip()
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written or ABSENT
 
 
 def _read_string(text: str, place: int) -> Any:
@@ -71,16 +102,13 @@ def _unescaped(written: str) -> str:
         said = str(json.loads(f'"{escaped}"', strict=False))
     except ValueError:
         said = written
+    return _with_latex(said)
+
+
+def _with_latex(said: str) -> str:
     for eaten, meant in _EATEN:
         said = said.replace(eaten, meant)
     return said
-
-
-def _word(written: str) -> Any:
-    try:
-        return json.loads(written)
-    except ValueError:
-        return written or ABSENT
 
 
 def _decoded(text: str, place: int) -> tuple[Any, int] | None:
@@ -91,18 +119,19 @@ def _decoded(text: str, place: int) -> tuple[Any, int] | None:
         return None
 
 
-def documents(text: str) -> list[tuple[int, Any]]:
-    """The objects and arrays in `text` that are no parts of others, in their order, each with its length."""
-    found, place = [], 0
+def documents(text: str) -> list[Document]:
+    """The objects and arrays in `text` that are no parts of others, in their order."""
+    found, place = list[Document](), 0
     for _ in range(_MAX_OPENS):
         opening = _OPENS.search(text, place)
         if opening is None:
             break
-        place = opening.start() + 1
-        document = _decoded(text, opening.start())
-        if document is not None:
-            value, place = document
-            found.append((place - opening.start(), value))
+        start = opening.start()
+        place = start + 1
+        decoded = _decoded(text, start)
+        if decoded is not None:
+            value, place = decoded
+            found.append(Document(start, place, value))
     return found
 
 
@@ -118,25 +147,59 @@ def part(value: Any, path: str) -> Any:
     return value
 
 
-def canonical(value: Any, *, depth: int = 0) -> Any:
-    """`value` with equal things written equally: whole numbers without a point, keys sorted, white space single.
+def storable(value: Any) -> Any:
+    """`value`, which came of JSON, as payloads and JSON hold it; `ABSENT` where they cannot.
 
-    Raises:
-        ValueError: it is nested too deeply.
+    Whole numbers of more than 64 bits are floats, halves of characters (which escapes can make) question marks. NaN,
+    infinity and what is nested too deeply are nothing.
     """
+    try:
+        return _stored(value, 0)
+    except (OverflowError, ValueError):
+        return ABSENT
+
+
+def _stored(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
-        raise ValueError(
-            f"the value is nested more than {_MAX_DEPTH} deep; compare a part of it: set 'field'"
-        )
+        raise ValueError(f"the value is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {encodable(str(key)): _stored(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_stored(each, depth + 1) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value!r}")
+    return float(value) if isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT else value
+
+
+def encodable(text: str) -> str:
+    """`text` with question marks for halves of characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def canonical(value: Any) -> Any:
+    """`value` with equal things written equally: whole numbers without a point, keys sorted, white space single."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
         return " ".join(value.split())
     if isinstance(value, dict):
-        return {str(key): canonical(value[key], depth=depth + 1) for key in sorted(value, key=str)}
+        return {str(key): canonical(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
-        return [canonical(each, depth=depth + 1) for each in value]
+        return [canonical(each) for each in value]
     return value
 
 
-__all__ = ["ABSENT", "canonical", "documents", "field_pattern", "last_field", "part", "read_value"]
+__all__ = [
+    "ABSENT",
+    "bare_value",
+    "canonical",
+    "documents",
+    "encodable",
+    "field_pattern",
+    "last_field",
+    "part",
+    "read_value",
+    "storable",
+]

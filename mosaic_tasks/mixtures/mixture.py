@@ -15,6 +15,8 @@ ChoiceBy = Literal[
 ]
 ASKED_NAMES = ("kind", "index", "expert", "role", "round", "answers", "open_points", "ask")
 """What the prompts of experts, verifiers and aggregators see besides what the node sees."""
+QUOTING_NAMES = ("answers", "open_points", "ask")
+"""Those of them in which answers are told: long, so that only prompts get them that read them."""
 
 
 class Expert(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -189,6 +191,7 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 __all__ = [
     "ASKED_NAMES",
+    "QUOTING_NAMES",
     "Choice",
     "ChoiceBy",
     "Expert",

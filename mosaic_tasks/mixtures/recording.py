@@ -10,6 +10,10 @@ from mosaic_tasks.mixtures.beliefs import view_of
 from mosaic_tasks.mixtures.mixture import Memory, Mixture, Question
 from mosaic_tasks.mixtures.values import Heard
 
+MOST_SHOWN = 200
+"""Characters of an answer, or of a reason that quotes one: a record is told to everybody who follows the run."""
+_LEFT_OUT = " ... "
+
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call of a mixture.
@@ -42,7 +46,7 @@ class Vote(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mixture that is over.
+    """A mixture that is over. Long answers are told without their middle: its output has the whole.
 
     Attributes:
         by: what decided; empty where nothing did.
@@ -100,13 +104,13 @@ def record_of(
     spared = cut + unasked
     mean = _mean([one for one in heard.values() if not one.failed])
     return Record(
-        shown=choice.shown if choice is not None else "",
-        confidence=choice.probability if choice is not None else 0.0,
+        shown=_short(choice.shown) if choice is not None else "",
+        confidence=round(choice.probability, 4) if choice is not None else 0.0,
         by=choice.by if choice is not None else "",
-        why=choice.why if choice is not None else "",
+        why=_short(choice.why) if choice is not None else "",
         is_best_so_far=choice is not None and choice.is_early,
         agreement=len(choice.supporters) / counted if choice is not None and counted else 0.0,
-        votes=tuple(Vote(c.answer.shown, c.votes, round(c.probability, 4)) for c in view.candidates),
+        votes=tuple(Vote(_short(c.answer.shown), c.votes, round(c.probability, 4)) for c in view.candidates),
         rounds=memory.round,
         asked=len(memory.asked),
         cut=cut,
@@ -131,13 +135,19 @@ def _said(question: Question, memory: Memory, heard: Mapping[int, Heard]) -> Sai
         return msgspec.structs.replace(said, is_cut=question.index in memory.cut)
     return msgspec.structs.replace(
         said,
-        answer=one.answer.shown if one.answer is not None else "",
+        answer=_short(one.answer.shown) if one.answer is not None else "",
         problems=tuple(one.problems),
         failed=one.failed,
         tokens=one.input_tokens + one.output_tokens,
         cost_usd=one.cost_usd,
         seconds=one.seconds,
     )
+
+
+def _short(text: str) -> str:
+    """Both ends: why an answer was chosen is said before it, or behind it."""
+    half = (MOST_SHOWN - len(_LEFT_OUT)) // 2
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]}{_LEFT_OUT}{text[-half:]}"
 
 
 def _mean(heard: list[Heard]) -> tuple[float, float, float]:

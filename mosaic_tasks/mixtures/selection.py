@@ -9,7 +9,9 @@ terms have no units.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappop, heappush
 from random import Random
 
 import msgspec
@@ -71,25 +73,78 @@ def chosen(
         left: of the budget; the expected costs of all that are chosen keep within it.
         diversity: 0 to 1: how much it counts to err otherwise than those already asked; 0: not at all.
     """
-    able = list(pool)
-    prices = _prices(able, terms or Terms())
-    worth = {one.name: _drawn(one, chance) / prices[one.name] for one in able}
-    taken: list[Profile] = []
-    lacking, budget = set(missing), left or Left()
-    while len(taken) < count and (fitting := [one for one in able if budget.holds(one)]):
-        wanted = [one for one in fitting if lacking.intersection(one.offers)] or fitting
-        beside = (*asked, *taken)
-        best = max(wanted, key=lambda one: worth[one.name] * independence(one, beside) ** diversity)
-        taken.append(best)
-        able.remove(best)
-        lacking.difference_update(best.offers)
+    ranking = _Ranking(pool, _worths(pool, terms or Terms(), chance), asked, missing, diversity)
+    budget, taken = left or Left(), list[str]()
+    while len(taken) < count and (best := ranking.next(budget)) is not None:
+        taken.append(best.name)
         budget = budget.less(best)
-    return tuple(one.name for one in taken)
+    return tuple(taken)
 
 
-def independence(profile: Profile, asked: Iterable[Profile]) -> float:
-    """The part of a vote that is left beside those of who was asked: 1 where its errors do not go with theirs."""
-    return 1.0 / (1.0 + sum(together(profile, one) for one in asked))
+class _Ranking:
+    """Gives the experts of a pool one after another, the most valuable first.
+
+    Whoever is given makes the others worth less, never more: they may bring what is not missing any more, and err
+    together with it. So a rank that was told is the best that there can be, and is told anew only for whoever is first
+    (Minoux 1978, Accelerated greedy algorithms).
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[Profile],
+        worths: Sequence[float],
+        asked: Sequence[Profile],
+        missing: Collection[str],
+        diversity: float,
+    ) -> None:
+        self._pool, self._worths, self._diversity = pool, worths, diversity
+        self._missing, self._given = set(missing), list[Profile]()
+        self._near = [_nearness(one, asked) if diversity else 0.0 for one in pool]
+        self._beside = [0] * len(pool)
+        self._ranks = [self._rank(place) for place in range(len(pool))]
+        heapify(self._ranks)
+
+    def next(self, left: Left) -> Profile | None:
+        """The most valuable of those left whom the budget holds; it only shrinks, so the others are passed over."""
+        while self._ranks:
+            place = heappop(self._ranks)[-1]
+            if not left.holds(self._pool[place]):
+                continue
+            rank = self._rank(place)
+            if not self._ranks or rank < self._ranks[0]:
+                return self._give(self._pool[place])
+            heappush(self._ranks, rank)
+        return None
+
+    def _give(self, one: Profile) -> Profile:
+        self._given.append(one)
+        self._missing.difference_update(one.offers)
+        return one
+
+    def _rank(self, place: int) -> tuple[bool, float, int]:
+        """Who offers what is missing comes first, then who is worth most, then who comes first in the pool."""
+        one, worth = self._pool[place], self._worths[place]
+        if self._diversity:
+            self._near[place] += sum(together(one, other) for other in self._given[self._beside[place] :])
+            self._beside[place] = len(self._given)
+            worth *= independence(self._near[place]) ** self._diversity
+        return self._missing.isdisjoint(one.offers), -worth, place
+
+
+def independence(near: float) -> float:
+    """The part of a vote that is left beside others, with whose errors its own go together so much in all."""
+    return 1.0 / (1.0 + near)
+
+
+def _nearness(profile: Profile, asked: Sequence[Profile]) -> float:
+    """How much its errors go together with those of who was asked, in all; each is compared once, however often."""
+    often, known = Counter(one.name for one in asked), {one.name: one for one in asked}
+    return sum(times * together(profile, known[name]) for name, times in often.items())
+
+
+def _worths(pool: Sequence[Profile], terms: Terms, chance: Random | None) -> list[float]:
+    prices = _prices(pool, terms)
+    return [_drawn(one, chance) / prices[one.name] for one in pool]
 
 
 def _drawn(profile: Profile, chance: Random | None) -> float:

@@ -10,6 +10,8 @@ from typing import Any
 from mosaic_queues.errors import ConfigurationError
 from mosaic_tasks.mixtures.agreement import Similarity
 
+VECTORS_KEPT = 256
+
 
 def embedded(model: str) -> Similarity:
     """Similarity by the cosine between the embeddings that `model`, a name or a folder, makes of texts.
@@ -20,11 +22,17 @@ def embedded(model: str) -> Similarity:
 
     def similarity(texts: Sequence[str], least: float) -> list[list[float]]:
         del least  # all are computed at once
-        vectors = _encoder(model).encode(list(texts), normalize_embeddings=True)
-        rows = [[float(number) for number in vector] for vector in vectors]
+        rows = [_vector(model, text) for text in texts]
         return [[sum(a * b for a, b in zip(one, other, strict=True)) for other in rows] for one in rows]
 
     return similarity
+
+
+@lru_cache(maxsize=VECTORS_KEPT)
+def _vector(model: str, text: str) -> tuple[float, ...]:
+    """Kept, since a mixture looks at the same answers after each one that comes."""
+    (vector,) = _encoder(model).encode([text], normalize_embeddings=True)
+    return tuple(float(number) for number in vector)
 
 
 @lru_cache(maxsize=2)

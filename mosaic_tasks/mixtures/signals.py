@@ -2,42 +2,45 @@
 
 A streamed answer is complete when what stands behind it proves it, so that `12` is never read of `125`:
 
-- in JSON, the value of the form's `field` (or `answer`), once it is closed and a bracket or another key follows;
+- in JSON with which the text begins, the value of the form's `field` (or `answer`) at its own place, once it is closed
+  and a bracket or another key follows. The same key at another depth, in a string, or in JSON amid prose, is a step on
+  the way, or quoted;
 - without JSON, a line that states a number or a choice and nothing else (`#### 18`, `The answer is 18.`), or a
-  `\\boxed{}`, once the line is over. In JSON such lines are reasoning.
+  `\\boxed{}`, once the line is over. What is supposed (`If the answer is 5, then`) is not stated. In JSON such lines
+  are reasoning.
 
-A model may go on and take it back; who cuts it off does not hear that. Texts, code and whole documents are never
-complete before their end, unless they stand in a field.
+What a model thinks before it answers, in tags, is not read. It may go on and take its answer back; who cuts it off does
+not hear that. Texts, code and whole documents are never complete before their end, unless they stand in a field.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from mosaic_queues.errors import EngineRefused
+from mosaic_tasks.engines.reasoning import ReasoningReader
 from mosaic_tasks.engines.schema import mismatch
 from mosaic_tasks.mixtures.answers import FIELD, read
-from mosaic_tasks.mixtures.fields import ABSENT, field_pattern, read_value
+from mosaic_tasks.mixtures.fields import ABSENT, bare_value, read_value
 from mosaic_tasks.mixtures.numerals import NUMBER, plain
-from mosaic_tasks.mixtures.statements import last_boxed, statements
+from mosaic_tasks.mixtures.statements import asserted, last_boxed
 from mosaic_tasks.mixtures.values import Answer, AnswerForm
 
 _LEAST_LOGPROB = -20.0
 """What is less likely counts as this: engines write -inf, or numbers that stand for it."""
 _TAIL = 0.1
 _MIN_TAIL = 5
-_MAX_SPACE = 64
-"""Characters of white space between a key and its colon."""
+_MAX_FENCE = 64
 _MAX_LINE = 4_000
 
 _IS_JSON = re.compile(r"""\{\s*+(?:["']|\Z)|```""")
 _STOPS = re.compile(r"""["'\\{}\[\]]""")
 _BARE_END = re.compile(r'["\n\]}]')
-_BEHIND = re.compile(r"[\s,]*+(?P<next>[^\s,])")
-_PROVES = frozenset("}]\"'`")
+_FENCE = re.compile(r"```[\w ]*+\s*+")
+_QUOTES = frozenset("\"'")
 
 
 def signals(logprobs: Sequence[float]) -> dict[str, float]:
@@ -80,69 +83,128 @@ class AnswerReader:
             schema: of the whole answer; a field that does not fit its part of it is passed over.
         """
         self.answer: Answer | None = None
+        self._has_begun = False  # white space before, between thoughts, says nothing
+        self._reasoning = ReasoningReader()
         in_line = not form.field and form.form in ("number", "choice", "span")
         self._lines = _Lines(form) if in_line else None
         self._fields = _Fields(form, schema) if in_line or form.field else None
 
     def feed(self, piece: str) -> Answer | None:
         """Reads on; the answer, once it is complete."""
-        if self.answer is None and self._fields is not None:
-            self.answer = next(self._fields.feed(piece), None)
+        if self.answer is not None or not (self._has_begun or piece.strip()):
+            return self.answer
+        piece = self._reasoning.feed(piece).answer
+        self._has_begun = self._has_begun or bool(piece)
+        if self._fields is not None:
+            self.answer = self._fields.feed(piece)
         if self.answer is None and self._lines is not None:
             self.answer = next(self._lines.feed(piece), None)
         return self.answer
 
 
+_T = TypeVar("_T")
+_Reading: TypeAlias = Generator[Answer | None, None, _T]
+"""Gives each answer that is complete, and None where it needs more text."""
+
+
+class _Broken(Exception):
+    """What was read is no JSON, so that nothing in it is certain."""
+
+
 class _Fields:
-    """Finds the values of a field that are closed, with the answers in them."""
+    """Goes down to a field through the objects with which the text begins; reads the values there that are closed."""
 
     def __init__(self, form: AnswerForm, schema: dict[str, Any] | None) -> None:
-        name = form.field.rpartition(".")[2] or FIELD
+        path = form.field or FIELD
         self._form = form
-        self._schema = _part_schema(schema, form.field or FIELD)
-        self._key = field_pattern(name)
-        self._reserve = len(name) + _MAX_SPACE
-        self._text = ""  # where the key may have begun, or what stands behind a value
-        self._value: _Value | None = None
+        self._schema = _part_schema(schema, path)
+        self._text = ""  # what is not read yet
+        self._reading = self._documents(path.split("."))
 
-    def feed(self, piece: str) -> Iterator[Answer]:
-        """Reads on; each answer that is complete."""
+    def feed(self, piece: str) -> Answer | None:
+        """Reads on; the next answer that is complete."""
         self._text += piece
-        while self._text:
-            if self._value is None and not self._seek():
-                return
-            assert self._value is not None  # `_seek` found where it begins
-            if not self._value.is_closed and not self._read(self._value):
-                return
-            behind = _BEHIND.match(self._text)
-            if behind is None and not self._value.is_bare:
-                self._text = ""  # white space alone, which proves nothing
-                return
-            answer = self._answer(self._value, behind["next"] if behind else "")
-            self._value = None
-            if answer is not None:
-                yield answer
+        return next(self._reading)
 
-    def _seek(self) -> bool:
-        """Goes to what stands behind the next key; whether there is one."""
-        found = self._key.search(self._text)
-        if found is None:
-            self._text = self._text[-self._reserve :]
-            return False
-        self._text = self._text[found.end() :]
-        self._value = _Value()
-        return True
+    def _documents(self, path: list[str]) -> _Reading[None]:
+        try:
+            while True:
+                yield from self._fences()
+                yield from self._take("{")
+                yield from self._object(path)
+        except _Broken:
+            pass
+        while True:
+            self._text = ""
+            yield None
 
-    def _read(self, value: _Value) -> bool:
-        """Reads on in the value; whether it is closed."""
-        self._text = value.feed(self._text)
-        return value.is_closed
+    def _fences(self) -> _Reading[None]:
+        while (yield from self._next()) == "`":
+            line, end, rest = self._text.partition("\n")
+            if len(line) > _MAX_FENCE or (end and not _FENCE.fullmatch(line)):
+                raise _Broken
+            if end:
+                self._text = rest
+            else:
+                yield None
 
-    def _answer(self, value: _Value, following: str) -> Answer | None:
-        """What the value says, where what follows proves that it is over."""
-        if not value.is_bare and following not in _PROVES:
-            return None
-        said = read_value(value.text, 0)
+    def _object(self, path: list[str]) -> _Reading[None]:
+        """All of an object that is open, with what stands at `path` in it."""
+        while (yield from self._next()) != "}":
+            if (yield from self._next()) not in _QUOTES:
+                raise _Broken
+            key = read_value((yield from self._value()).text, 0)
+            yield from self._take(":")
+            is_on_way = len(path) > 1 and key == path[0] and (yield from self._next()) == "{"
+            if is_on_way:
+                yield from self._take("{")
+                yield from self._object(path[1:])
+                yield from self._separator()
+            else:
+                yield from self._member(is_field=[key] == path)
+        yield from self._take("}")
+
+    def _member(self, *, is_field: bool) -> _Reading[None]:
+        """A value that is read as a whole; where it is the field's, its answer."""
+        value = yield from self._value()
+        yield from self._separator(is_passed=value.is_bare and value.text.rstrip().endswith(","))
+        answer = self._answer(value) if is_field else None
+        if answer is not None:
+            yield answer
+
+    def _next(self) -> _Reading[str]:
+        """The next character that is no white space, which is left where it is."""
+        while not (text := self._text.lstrip()):
+            self._text = ""
+            yield None
+        self._text = text
+        return text[0]
+
+    def _take(self, mark: str) -> _Reading[None]:
+        if (yield from self._next()) != mark:
+            raise _Broken
+        self._text = self._text[1:]
+
+    def _value(self) -> _Reading[_Value]:
+        value = _Value()
+        while True:
+            self._text = value.feed(self._text)
+            if value.is_closed:
+                return value
+            yield None
+
+    def _separator(self, *, is_passed: bool = False) -> _Reading[None]:
+        """Goes on to the next key, or the end of the object; either proves that the value before it is over."""
+        if (yield from self._next()) == "," and not is_passed:
+            yield from self._take(",")
+            is_passed = True
+        mark = yield from self._next()
+        if mark != "}" and not (is_passed and mark in _QUOTES):
+            raise _Broken
+
+    def _answer(self, value: _Value) -> Answer | None:
+        """What a value says."""
+        said = bare_value(value.text) if value.is_bare else read_value(value.text, 0)
         if said is ABSENT or (self._schema is not None and mismatch(said, self._schema) is not None):
             return None
         return read(said, self._form)
@@ -233,13 +295,12 @@ class _Lines:
 
     def _answers(self, line: str) -> Iterator[Answer]:
         self._is_json = self._is_json or _IS_JSON.search(line) is not None
-        if self._is_json or len(line) > _MAX_LINE:
+        stated = None if self._is_json or len(line) > _MAX_LINE else asserted(line)
+        if stated is None:
             return
-        boxed = last_boxed(line)
-        for stated in statements(line) if boxed is None else (boxed,):
-            answer = read(stated, self._form)
-            if answer is not None and (boxed is not None or _is_all(stated, answer, self._form)):
-                yield answer
+        answer = read(stated, self._form)
+        if answer is not None and (last_boxed(line) is not None or _is_all(stated, answer, self._form)):
+            yield answer
 
 
 def _is_all(stated: str, answer: Answer, form: AnswerForm) -> bool:

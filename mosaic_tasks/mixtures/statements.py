@@ -11,7 +11,18 @@ _SHORT = 200
 _HASHES = re.compile(r"####\s*+([^\n]++)")
 _SAID = re.compile(
     r"\banswers?\b[*_\"']{0,3}+(?:[ ]?+\([^()\n]{0,40}+\))?+\s*+(?:is|was|are|would be|:|=)(?![ ]not\b)"
-    r"[\s:*_]*+([^\n]++)",
+    r"[\s:*_]*+(?=[^\n])",
+    re.IGNORECASE,
+)
+"""What follows up to the end of the line is the answer."""
+_SUPPOSES = re.compile(
+    r"\b(?:if|unless|whether|suppos\w++|assum\w++|imagine|pretend|let(?:['’]s| us)? say|guess\w*+)\b",
+    re.IGNORECASE,
+)
+_SENTENCE_ENDS = re.compile(r"[.!?;]\s|\n")
+_CERTAIN = re.compile(
+    r"[#>*_\s-]*+(?:(?:and|so|then|therefore|thus|hence|finally|consequently|in conclusion)\b[,:\s*_]*+)*+"
+    r"(?:(?:the|my|our)\s++)?+(?:(?:final|correct|right|numerical|numeric)\s++)*+[*_\"']*+",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
@@ -26,8 +37,44 @@ def statements(text: str) -> Iterator[str]:
     boxed = last_boxed(text)
     if boxed is not None:
         yield boxed
-    for pattern in (_HASHES, _SAID):
-        yield from pattern.findall(text)[-1:]
+    yield from _HASHES.findall(text)[-1:]
+    yield from [text[begin : _line_end(text, begin)] for begin in list(_said(text))[-1:]]
+
+
+def _said(text: str) -> Iterator[int]:
+    """Where begins what the text says that the answer is, once for each line; what is only supposed is passed over."""
+    place = 0
+    while (found := _SAID.search(text, place)) is not None:
+        place = found.end()
+        clause = _lead(text, found.start()).rpartition(",")[2]
+        if not _SUPPOSES.search(clause):
+            yield place
+            place = _line_end(text, place)
+
+
+def _lead(text: str, end: int) -> str:
+    """What stands in the sentence before `end`."""
+    before = text[max(end - _SHORT, 0) : end]
+    return _SENTENCE_ENDS.split(before)[-1]
+
+
+def _line_end(text: str, place: int) -> int:
+    end = text.find("\n", place)
+    return len(text) if end < 0 else end
+
+
+def asserted(line: str) -> str | None:
+    """What a line states as the answer; None where it doubts, denies, or lets somebody else say so."""
+    if _SUPPOSES.search(line) or _NO_CONCLUSION.search(line) or line.rstrip().endswith("?"):
+        return None
+    boxed = last_boxed(line)
+    if boxed is not None:
+        return boxed
+    found = _SAID.search(line)
+    if found is not None:
+        return line[found.end() :] if _CERTAIN.fullmatch(_lead(line, found.start())) else None
+    hashes = _HASHES.match(line.lstrip())
+    return None if hashes is None else hashes[1]
 
 
 def conclusion(text: str, *, whole_only: bool = False) -> str | None:
@@ -68,4 +115,4 @@ def _closed(text: str, start: int) -> str | None:
     return None
 
 
-__all__ = ["conclusion", "last_boxed", "statements"]
+__all__ = ["asserted", "conclusion", "last_boxed", "statements"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from random import Random
 
 from msgspec.structs import replace
@@ -42,13 +43,25 @@ def wave(at: Situation, view: View, left: Left) -> tuple[str, ...]:
     Args:
         left: of the budget; whom it does not hold is not asked.
     """
-    count = min(_size(at, view), at.planned - len(at.asked))
-    chance, taken = _chance(at), list[Profile]()
+    asked = [at.profile(question.expert) for question in at.asked]
+    count = min(_size(at, view), at.planned - len(asked))
+    chance, missing, taken = _chance(at), _lacking(at), list[Profile]()
     for turn in _turns(at):
-        more = _chosen(at, turn, taken, count=count - len(taken), chance=chance, left=left)
-        for profile in more:
+        names = chosen(
+            list(turn.values()),
+            count=count - len(taken),
+            asked=[*asked, *taken],
+            chance=chance,
+            missing=missing,
+            left=left,
+            diversity=at.mixture.diversity,
+        )
+        for profile in (turn[name] for name in names):
             left = left.less(profile)
-        taken += more
+            missing.difference_update(profile.offers)
+            taken.append(profile)
+        if len(taken) >= count:
+            break
     return tuple(profile.name for profile in taken)
 
 
@@ -56,29 +69,6 @@ def wanted(at: Situation, view: View) -> int:
     """So many more answers there must be at least before asking can stop."""
     counted = sum(candidate.votes for candidate in view.candidates)
     return max(need(at.mixture.gate, view), at.mixture.min_experts - counted, 1)
-
-
-def _chosen(
-    at: Situation,
-    turn: Mapping[str, Profile],
-    taken: Sequence[Profile],
-    *,
-    count: int,
-    chance: Random | None,
-    left: Left,
-) -> list[Profile]:
-    """So many of a turn, beside those who were asked and those who are taken already."""
-    asked = [at.profile(question.expert) for question in at.asked]
-    names = chosen(
-        list(turn.values()),
-        count=count,
-        asked=[*asked, *taken],
-        chance=chance,
-        missing=_lacking(at).difference(*(profile.offers for profile in taken)),
-        left=left,
-        diversity=at.mixture.diversity,
-    )
-    return [turn[name] for name in names]
 
 
 def _in_order(at: Situation) -> list[Heard]:
@@ -113,15 +103,12 @@ def _lacking(at: Situation) -> set[str]:
     return missing.difference(*(at.profile(question.expert).offers for question in asked))
 
 
-def _turns(at: Situation) -> list[dict[str, Profile]]:
+def _turns(at: Situation) -> Iterator[dict[str, Profile]]:
     """Who may still be asked in this round, by name: everybody once more before anybody twice more."""
-    asked = [question.expert for question in at.asked]
-    left = [(expert, asked.count(expert.name)) for expert in at.mixture.of_round(at.memory.round)]
-    most = max((expert.samples for expert, _ in left), default=0)
-    return [
-        {expert.name: _profile(at, expert) for expert, before in left if before <= turn < expert.samples}
-        for turn in range(most)
-    ]
+    asked = Counter(question.expert for question in at.asked)
+    able = at.mixture.of_round(at.memory.round)
+    for turn in range(max((expert.samples for expert in able), default=0)):
+        yield {e.name: _profile(at, e) for e in able if asked[e.name] <= turn < e.samples}
 
 
 def _profile(at: Situation, expert: Expert) -> Profile:

@@ -13,7 +13,7 @@ from typing import Any
 from mosaic_queues.errors import EngineError
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.engines.replay import ReplayEngine
-from mosaic_tasks.execution import dispatching, fleets
+from mosaic_tasks.execution.placing import dispatching, fleets
 from mosaic_tasks.execution.process import Process
 from tests.integration.stream_tools import _server, tell
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mosaic_routing import degrading
-from mosaic_tasks.execution import fleets
+from mosaic_tasks.execution.placing import fleets
 
 degrading.HOLD_S = 0.0
 fleets.REFRESH_S = -1.0

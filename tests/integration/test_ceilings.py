@@ -11,8 +11,8 @@ from mosaic_queues.transitions import LiveCall
 from mosaic_routing.ceilings import LONGEST_S
 from mosaic_tasks import Run, submit
 from mosaic_tasks.execution.bootsteps import Recovering
-from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.placing.dispatching import Dispatcher
 from mosaic_tasks.execution.process import Process
 from tests.integration.test_routing import models
 from tests.integration.test_routing_faults import FAN_OUT, calls_at, mended, serving

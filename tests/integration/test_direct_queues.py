@@ -12,7 +12,7 @@ from mosaic_routing.inventory import engines
 from mosaic_routing.queues import direct_queue
 from mosaic_tasks import Run
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.direct import delete_deserted
+from mosaic_tasks.execution.placing.direct import delete_deserted
 from mosaic_tasks.execution.process import close_all, process_for
 from tests.integration.test_simulated_worker import FAST, SLOW, WAIT_S, SimulatedGpus, asked, gpus
 from tests.services import Worker, key_events

@@ -18,11 +18,11 @@ from mosaic_routing.router import Policy, route
 from mosaic_routing.targets import Ask, Decision
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.asking import Asking
 from mosaic_tasks.execution.bootsteps import Recovering
-from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.driver import drive
-from mosaic_tasks.execution.fleets import Fleets
+from mosaic_tasks.execution.placing.asking import Asking
+from mosaic_tasks.execution.placing.dispatching import Dispatcher
+from mosaic_tasks.execution.placing.fleets import Fleets
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.execution.sent import Sent
 from tests.integration.test_routing import models, workflow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +20,9 @@ from mosaic_routing.hedging import Hedges
 from mosaic_routing.targets import Decision
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution import dispatching, fleets
-from mosaic_tasks.execution.asking import Asking
-from mosaic_tasks.execution.dispatching import Dispatcher, release_sent
+from mosaic_tasks.execution.placing import dispatching, fleets
+from mosaic_tasks.execution.placing.asking import Asking
+from mosaic_tasks.execution.placing.dispatching import Dispatcher, release_sent
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.execution.sent import Sent, Straggler
 from tests.integration.stream_tools import await_told, happened
@@ -202,7 +200,7 @@ def test_a_second_asking_that_dies_leaves_the_call_where_it_is(site: Site) -> No
     dying = site.start("other")
     run = site.submit(ASKS)
     site.await_asked("one", "other")
-    os.kill(dying.pid, signal.SIGKILL)
+    dying.kill()
     next(event for event in run.events(follow=True) if event and event.kind == "lost")
     assert [call.call for call in run.live_calls()] == ["0"]
     site.open("one")
@@ -215,7 +213,7 @@ def test_a_first_asking_that_dies_is_taken_over_by_the_second(site: Site) -> Non
     site.start("other")
     run = site.submit(ASKS)
     site.await_asked("one", "other")
-    os.kill(dying.pid, signal.SIGKILL)
+    dying.kill()
     site.open("other")
     assert run.result(WAIT_S) == "Once more."
     assert len(happened(site.client, "asked other")) == 1
@@ -226,7 +224,7 @@ def test_where_both_die_the_call_runs_again(site: Site) -> None:
     run = site.submit(ASKS)
     site.await_asked("one", "other")
     for worker in dying:
-        os.kill(worker.pid, signal.SIGKILL)
+        worker.kill()
     site.open("one")
     site.start("one")
     assert run.result(WAIT_S) == "Once upon a time."

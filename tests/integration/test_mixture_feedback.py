@@ -292,6 +292,22 @@ def test_a_wrong_score_is_wrong_usage(done: Run, arguments: tuple[str, ...], cod
     assert mosaic("score", done.id, *arguments).exit_code == code
 
 
+def test_a_history_that_cannot_be_written_is_told_before_anything_is_scored(done: Run) -> None:
+    assert mosaic("score", done.id, "answer", "1", "--history", "no/such/folder").exit_code == ExitCode.USAGE
+    assert outcomes() == {}
+    full = mosaic("score", done.id, "answer", "1", "--history", "/dev/full")
+    assert (full.exit_code, "it is scored, but the history '/dev/full' cannot be written" in full.stderr) == (
+        ExitCode.USAGE,
+        True,
+    )
+    assert outcomes().keys() == {"e0", "e1", "e2"}
+
+
+def test_a_right_answer_that_is_none_is_told_in_short(done: Run) -> None:
+    told = mosaic("score", done.id, "answer", "0", "--answer", "eighteen" * 12_500)
+    assert (told.exit_code, len(told.stderr) < 300) == (ExitCode.USAGE, True)
+
+
 def test_runs_that_were_scored_calibrate_the_next_ones(worker: Worker, tmp_path: Path) -> None:
     """The votes are sure of themselves, and half of them wrong: the calibration says so, and a mixture says it too."""
     asked, history = experts(tmp_path, number(18), number(18), number(5)), tmp_path / "history.jsonl"

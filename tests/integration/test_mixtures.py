@@ -60,6 +60,8 @@ def test_an_expert_stops_writing_once_its_answer_is_complete(tmp_path: Path) -> 
     record = run.result(WAIT_S)
     assert record["answer"] == 18
     assert record["tokens"] < 100
+    assert next(iter(record)) == "answer"
+    assert all(record.values())  # what says nothing is left out
 
 
 def test_later_rounds_see_the_earlier_answers(tmp_path: Path) -> None:

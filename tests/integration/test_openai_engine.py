@@ -156,6 +156,37 @@ def test_usage_that_the_server_does_not_tell_is_estimated() -> None:
     assert answer.usage == Usage(3, 2, None, estimated=True)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"prompt_tokens": 3, "completion_tokens": -1_000_000},
+        {"prompt_tokens": 10**30, "completion_tokens": 2},
+        {"prompt_tokens": 3, "completion_tokens": 1.5},
+        {"prompt_tokens": "3", "completion_tokens": 2},
+        {"prompt_tokens": 3, "completion_tokens": True},
+        {"prompt_tokens": 3},
+        {},
+        "3 and 2",
+    ],
+)
+def test_usage_that_is_no_number_of_tokens_counts_as_not_told(told: Any) -> None:
+    ended, usage = http.delta(finish="stop"), http.event(choices=[], usage=told)
+    answer, _ = ask(http.streamed(http.delta("four"), http.delta("five"), ended, usage, http.DONE))
+    assert answer.usage == Usage(3, 2, None, estimated=True)
+
+
+@pytest.mark.parametrize(("cached", "counted"), [(-1, 0), (1.5, 0), (8, 8), (99, 10), (None, 0)])
+def test_no_more_tokens_are_cached_than_were_read(cached: Any, counted: int) -> None:
+    told = {
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    usage = http.event(choices=[], usage=told)
+    answer, _ = ask(http.streamed(http.delta("a"), http.delta(finish="stop"), usage, http.DONE))
+    assert answer.usage == Usage(10, 2, None, cached_tokens=counted)
+
+
 @pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("content_filter", "refused")])
 def test_the_reason_of_the_end_is_told(finish: str, reason: str) -> None:
     assert (

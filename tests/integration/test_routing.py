@@ -16,7 +16,7 @@ from mosaic_queues.settings import settings
 from mosaic_routing.guards import Query
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.asking import Asking
+from mosaic_tasks.execution.placing.asking import Asking
 from mosaic_tasks.execution.process import process_for
 from tests.services import Workers, key_events
 

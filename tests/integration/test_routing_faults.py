@@ -22,12 +22,12 @@ from mosaic_routing.guards import Query
 from mosaic_routing.targets import Decision
 from mosaic_tasks import Run, Workflow, get_run, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.asking import Asking, Heard
 from mosaic_tasks.execution.bootsteps import Recovering, run_recovery
-from mosaic_tasks.execution.direct import delete_deserted
-from mosaic_tasks.execution.dispatching import Dispatcher
 from mosaic_tasks.execution.driver import drive
-from mosaic_tasks.execution.fleets import count_at
+from mosaic_tasks.execution.placing.asking import Asking, Heard
+from mosaic_tasks.execution.placing.direct import delete_deserted
+from mosaic_tasks.execution.placing.dispatching import Dispatcher
+from mosaic_tasks.execution.placing.fleets import count_at
 from mosaic_tasks.execution.process import Process, close_all, process_for
 from mosaic_tasks.execution.sent import Sent
 from tests.integration.test_routing import models, workflow
@@ -292,7 +292,7 @@ def broken_off(process: Process, monkeypatch: pytest.MonkeyPatch, error: BaseExc
         on_delta("word" * 40)
         raise error
 
-    monkeypatch.setattr("mosaic_tasks.execution.asking.run_agent", half)
+    monkeypatch.setattr("mosaic_tasks.execution.placing.asking.run_agent", half)
     sent = asking.sent("0")
     assert sent is not None
     sent = replace(sent, input_tokens=1_000.0, output_tokens=500.0)

@@ -261,6 +261,17 @@ def test_a_queue_without_worker_is_named_within_seconds(worker: Workers) -> None
     run.cancel()
 
 
+def test_the_command_that_helps_is_for_the_queues_of_later_nodes_too(worker: Workers) -> None:
+    flow = Flow("nobody-later")
+    first = flow.tool(tools.one, queue="nobody.here", id="first")
+    served = flow.tool(tools.one, after=[first], id="served")
+    flow.output(flow.tool(tools.one, queue="nobody.there", after=[served], id="later"))
+    run = submit(flow.build())
+    with pytest.raises(NoWorker, match=r"the queue 'nobody\.here', .*--queues nobody\.here,nobody\.there$"):
+        run.wait(no_worker_s=0.05)
+    run.cancel()
+
+
 def test_waiting_may_end_before_the_run(worker: Workers) -> None:
     run = submit(one_tool(tools.pause, x=1, pause_s=0.5))
     with pytest.raises(WaitTimeout):

@@ -20,12 +20,12 @@ from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks import submit
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
-from mosaic_tasks.execution import publishing
-from mosaic_tasks.execution.outlets import FLUSH_ITEMS
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.publishing import FLUSHES_AHEAD, Publication
-from mosaic_tasks.execution.sources import Source
+from mosaic_tasks.execution.streams import publishing
+from mosaic_tasks.execution.streams.outlets import FLUSH_ITEMS
+from mosaic_tasks.execution.streams.publishing import FLUSHES_AHEAD, Publication
+from mosaic_tasks.execution.streams.sources import Source
 from tests.integration import stream_tools as tools
 from tests.integration.stream_runs import agent, recorded, run, tool, workflow
 from tests.services import Workers

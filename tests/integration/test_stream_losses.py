@@ -13,10 +13,10 @@ from mosaic_queues.errors import IllegalTransition
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks.definition.plan import Batch
-from mosaic_tasks.execution.consuming import Applied, Folding, Mailbox, Stores
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.prepared import CallId
-from mosaic_tasks.execution.publishing import Publication
+from mosaic_tasks.execution.streams.consuming import Applied, Folding, Mailbox, Stores
+from mosaic_tasks.execution.streams.publishing import Publication
 from tests.integration.stream_runs import agent, tool
 from tests.integration.test_stream_faults import Producer, keeps_publisher
 from tests.services import READY_S

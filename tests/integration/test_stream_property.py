@@ -37,10 +37,10 @@ from mosaic_queues.settings import settings as process_settings
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import Claim, Done, Mark
 from mosaic_tasks.definition.plan import Batch, Edge, NodePlan, Plan, Ref, link
-from mosaic_tasks.execution import publishing
-from mosaic_tasks.execution.consuming import Applied, Folding, Growing, Mailbox, Stores
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
-from mosaic_tasks.execution.publishing import Publication
+from mosaic_tasks.execution.streams import publishing
+from mosaic_tasks.execution.streams.consuming import Applied, Folding, Growing, Mailbox, Stores
+from mosaic_tasks.execution.streams.publishing import Publication
 from tests.leaks import permanent_keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]

@@ -28,8 +28,8 @@ from mosaic_tasks.app import app
 from mosaic_tasks.engines.openai import OpenAIEngine, RetryPolicy
 from mosaic_tasks.engines.protocol import EngineRequest, Message, complete
 from mosaic_tasks.execution.driver import drive
+from mosaic_tasks.execution.placing.told_limits import telling_limits
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.told_limits import telling_limits
 from tests.integration.openai_server import DONE, Connection, Reply, delta, refused, said, serving
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_queues.streams import Chunk, ChunkKind
-from mosaic_tasks.execution.sources import Places, Source
+from mosaic_tasks.execution.streams.sources import Places, Source
 
 
 def source(*chunks: tuple[ChunkKind, int, Any], kind: Any = "item", position: int = 0) -> Source:

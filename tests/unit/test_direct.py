@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mosaic_routing.targets import Target
-from mosaic_tasks.execution import direct
-from mosaic_tasks.execution.direct import DirectQueue
+from mosaic_tasks.execution.placing import direct
+from mosaic_tasks.execution.placing.direct import DirectQueue
 
 
 def target(worker: str, *, active: int) -> Target:

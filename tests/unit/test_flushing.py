@@ -12,9 +12,9 @@ from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Claim, Group
-from mosaic_tasks.execution.flushing import Flushing, Steps, flush_together
-from mosaic_tasks.execution.outlets import COALESCE_S
-from mosaic_tasks.execution.publisher import Timetable
+from mosaic_tasks.execution.streams.flushing import Flushing, Steps, flush_together
+from mosaic_tasks.execution.streams.outlets import COALESCE_S
+from mosaic_tasks.execution.streams.publisher import Timetable
 
 
 def delivery(run_id: str) -> Delivery:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mosaic_tasks.execution.hedged import watched
+from mosaic_tasks.execution.placing.hedged import watched
 from tests.unit import virtual_clock
 
 

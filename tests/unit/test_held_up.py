@@ -5,8 +5,8 @@ from __future__ import annotations
 from unittest import mock
 
 from mosaic_routing.guards import Limited
-from mosaic_tasks.execution import held_up
-from mosaic_tasks.execution.held_up import HeldUp
+from mosaic_tasks.execution.placing import held_up
+from mosaic_tasks.execution.placing.held_up import HeldUp
 
 
 def limited(wait_s: float) -> Limited:

@@ -6,10 +6,12 @@ import json
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mosaic_queues.values import encode
 from mosaic_tasks.mixtures.answers import normalise
 from mosaic_tasks.mixtures.values import AnswerForm, Form
 
@@ -91,6 +93,10 @@ def key(given: Any, form: Form = "number", **options: Any) -> str | None:
         ("9 eggs are left.\nTherefore, she makes $18.", 18),
         ("She has 3 + 4 = 7 eggs.", 7),
         ("18</s></s>", 18),
+        ("Suppose the answer is 5. That fails. The answer is 18.", 18),
+        ("The answer is 18.\nIf the answer was 5, Bob would have less.", 18),
+        ("If each costs 2, the answer is 18.", 18),
+        ("<think>The answer is 5.</think>18", 18),
     ],
 )
 def test_a_number_is_read(written: str, value: float) -> None:
@@ -113,6 +119,11 @@ def test_a_number_is_read(written: str, value: float) -> None:
         '{"answer": "not possible"} The answer is 5.',
         '{"answer": null}',
         '{"answer": "18',
+        '{"answer": 18',
+        '{"answer": 1.5e',
+        '{"answer": NaN}',
+        '{"answer": 1e999}',
+        "<think>The answer is 18.",
         "The answer is not 18.",
     ],
 )
@@ -137,6 +148,8 @@ def test_what_states_no_number_has_none(written: str) -> None:
         '{"answer": "\\(18\\)"}',
         '{"answer": "15 + 3 = 18"}',
         '{"question": {"answer": 18}}',
+        '{"answer": 18, "steps": [{"answer": 5}], "note": "not \'answer\': 5"}',
+        '{"draft": {"answer": 5}, "answer": "\\frac{36}{2}", "score": NaN}',
     ],
 )
 def test_the_last_answer_field_counts_in_whatever_json(written: str) -> None:
@@ -389,10 +402,43 @@ def test_hostile_answers_of_100_kb_are_read_in_linear_time(form: Form, text: str
     normalise(text, AnswerForm(form=form))
 
 
-def test_keys_can_be_sent_whatever_an_answer_holds() -> None:
-    for form in ("span", "text", "json"):
-        (key('{"answer": "\\ud800"}', form) or "").encode()
-        (key("\ud800 x", form) or "").encode()
+@pytest.mark.parametrize("form", ["span", "json", "text", "code", "number"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"answer": "7 \\ud800"}',
+        '{"answer": {"\\ud800": ["\\ud800"]}}',
+        '{"answer": 123456789012345678901234567890}',
+        '{"answer": "1e30"}',
+        "7 \ud800",
+    ],
+)
+@pytest.mark.parametrize("field", ["answer", ""])
+def test_an_answer_can_be_stored_whatever_it_holds(form: Form, said: str, field: str) -> None:
+    encode(msgspec.to_builtins(normalise(said, AnswerForm(form=form, field=field))))
+    encode(msgspec.to_builtins(normalise({"answer": said}, AnswerForm(form=form, field=field))))
+
+
+def test_numbers_of_more_than_64_bits_are_compared_exactly() -> None:
+    said = ["123456789012345678901234567890", "The answer is 123,456,789,012,345,678,901,234,567,890."]
+    assert {key(each) for each in said} == {said[0]}
+    assert key(said[0][:-1] + "1") != key(said[0])
+    assert key(f'{{"answer": {said[0]}}}', "json", field="answer") == said[0]
+
+
+@pytest.mark.parametrize("form", ["span", "json", "text", "code", "number"])
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[1, NaN]", "[" * 90 + "]" * 90, "9" * 400])
+def test_what_no_json_or_payload_holds_is_no_answer(form: Form, value: str) -> None:
+    assert key(f'{{"answer": {value}}}', form, field="answer") is None
+    assert key({"answer": json.loads(value)}, form, field="answer") is None
+
+
+def test_a_number_holds_nothing_that_a_terminal_obeys() -> None:
+    assert key("\x1b[31m18\x1b[0m") == "18"
+    formula = normalise("\x1b]0;title\x07(3, 4)\x9b2J", NUMBER)
+    assert formula is not None
+    assert str(formula.value).isprintable()
+    assert formula.shown.isprintable()
 
 
 @given(st.fractions(max_denominator=10**6).filter(lambda value: abs(value) < 10**9))

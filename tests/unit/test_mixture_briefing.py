@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from mosaic_tasks.engines.protocol import approx_tokens
+from mosaic_tasks.mixtures import briefing
 from mosaic_tasks.mixtures.answers import normalise
-from mosaic_tasks.mixtures.briefing import brief
-from mosaic_tasks.mixtures.mixture import Expert, Memory, Mixture, Question
+from mosaic_tasks.mixtures.briefing import Briefing
+from mosaic_tasks.mixtures.mixture import QUOTING_NAMES, Expert, Memory, Mixture, Question
 from mosaic_tasks.mixtures.values import AggregatorKind, AnswerForm, Heard, Profile
 
 WRITER = Profile("aggregator", context_tokens=2000)
@@ -35,7 +36,7 @@ def asked(asks: Mixture, question: Question, *, readers: int = 0, text: str = LO
         asked=(Question(0, "1.0", "a"), Question(1, "2.0", "b"), question),
         profiles={name: Profile(name, context_tokens=readers) for name in "ab"},
     )
-    return str(brief(asks, memory, heard, question)["ask"])
+    return str(Briefing(asks, memory, heard).item(question, ["ask"])["ask"])
 
 
 AGGREGATOR = Question(2, "3.0", "aggregator", "aggregator")
@@ -73,3 +74,39 @@ def test_what_is_short_is_quoted_as_it_is() -> None:
         ask = asked(mixture(form=AnswerForm("number")), question, text="First 18.\nThen more, so it is 20!")
         assert "First 18.\nThen more, so it is 20! It is 0." in ask
         assert "[...]" not in ask
+
+
+def second_round(count: int, *, first: int = 1, second: int = 2) -> tuple[Mixture, Memory, dict[int, Heard]]:
+    """As many experts have answered, and are asked again."""
+    asks = Mixture(tuple(Expert(f"e{n}", n + 1, Profile(f"e{n}")) for n in range(count)), rounds=second)
+    before = [Question(n, f"{n + 1}.0", f"e{n}", round=first) for n in range(count)]
+    now = [Question(count + n, f"{n + 1}.1", f"e{n}", round=second) for n in range(count)]
+    heard = {
+        n: Heard(n, f"e{n}", text=f"It is {n}.", answer=normalise(f"It is {n}.", asks.form))
+        for n in range(count)
+    }
+    return asks, Memory(0, asked=(*before, *now), heard=tuple(heard), round=second), heard
+
+
+def test_what_a_round_is_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, build = [], briefing.build
+    monkeypatch.setattr(briefing, "build", lambda *args: made.append(args) or build(*args))
+    asks, memory, heard = second_round(8)
+    told = Briefing(asks, memory, heard)
+    items = [told.item(question, QUOTING_NAMES) for question in memory.of_round(2)]
+    assert len(made) == 1
+    assert [item["expert"] for item in items] == [f"e{n}" for n in range(8)]
+    assert all(item["ask"] is items[0]["ask"] and "It is 7." in item["ask"] for item in items)
+
+
+@pytest.mark.parametrize("names", [(), ("ask",), ("answers", "open_points", "inputs")])
+def test_a_call_is_told_no_answers_that_its_prompt_does_not_read(names: tuple[str, ...]) -> None:
+    asks, memory, heard = second_round(2)
+    item = Briefing(asks, memory, heard).item(memory.asked[2], names)
+    assert set(item) == {"kind", "index", "expert", "role", "round", *names} - {"inputs"}
+
+
+def test_a_round_of_nobody_is_not_the_one_before() -> None:
+    asks, memory, heard = second_round(2, second=4)
+    item = Briefing(asks, memory, heard).item(memory.asked[2], QUOTING_NAMES)
+    assert [one["text"] for one in item["answers"]] == ["It is 0.", "It is 1."]

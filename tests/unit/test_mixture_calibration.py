@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -20,9 +21,13 @@ from typer.testing import CliRunner
 
 from mosaic_queues.errors import InputError
 from mosaic_tasks import Workflow, compile_workflow
+from mosaic_tasks.cli import calibrating
 from mosaic_tasks.cli.calibrating import calibrate
+from mosaic_tasks.definition.mixtures import fitted
 from mosaic_tasks.mixtures.calibration import (
+    LARGEST,
     LEAST_LINES,
+    MOST_FEATURES,
     Bin,
     Calibration,
     Curve,
@@ -124,12 +129,25 @@ def test_isotonic_gives_equal_values_their_share() -> None:
         ([Outcome({"a": 1.0}, right=n % 2 > 0) for n in range(30)], "no feature differs"),
         ([Outcome({}, right=n % 2 > 0) for n in range(30)], "no feature differs"),
         ([Outcome({"a": float(n)}, right=float(n)) for n in range(30)], "0 to 1"),
+        (
+            [Outcome({f"f{n}-{m}": 1.0 for m in range(50)}, right=n % 2 > 0) for n in range(30)],
+            "too many features",
+        ),
+        ([Outcome({"a": 1e155 * n}, right=n % 2 > 0) for n in range(30)], "'a' is 1e\\+155; give numbers"),
+        ([Outcome({"a": math.nan}, right=n % 2 > 0) for n in range(30)], "'a' is nan; give numbers"),
     ],
-    ids=["short", "one-sided", "constant", "nothing", "beyond"],
+    ids=["short", "one-sided", "constant", "nothing", "beyond", "wide", "large", "nan"],
 )
 def test_a_history_that_teaches_nothing_is_refused(history: list[Outcome], word: str) -> None:
     with pytest.raises(InputError, match=word):
         learn(history)
+
+
+@pytest.mark.parametrize("method", ["logistic", "isotonic"])
+def test_as_many_features_as_large_as_may_be_are_learned(method: Any) -> None:
+    features = [{f"f{n}": LARGEST * ((line + n) % 3 - 1) for n in range(MOST_FEATURES)} for line in range(30)]
+    learnt = learn([Outcome(each, right=n % 3 > 0) for n, each in enumerate(features)], method=method)
+    assert all(0 < learnt(each) < 1 for each in features)
 
 
 def test_a_curve_in_figures() -> None:
@@ -162,6 +180,55 @@ def test_a_calibration_survives_its_file() -> None:
         read = msgspec.json.decode(msgspec.json.encode(learnt), type=Calibration)
         assert read == learnt
         assert read({"probability": 0.7}) == learnt({"probability": 0.7})
+
+
+def written(path: Path, **fields: Any) -> str:
+    """A file of that calibration."""
+    path.write_text(json.dumps({"base": 0.5, **fields}))
+    return str(path)
+
+
+SCALE = {"mean": 0, "spread": 1, "weight": 1}
+ISOTONIC = {"method": "isotonic", "feature": "votes"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"method": "logistic", "scales": {"votes": {**SCALE, "spread": 0}}}, "`float` >= 1e-09"),
+        ({"method": "logistic", "scales": {"votes": {**SCALE, "spread": 1e-300}}}, "`float` >= 1e-09"),
+        ({"method": "logistic", "scales": {"votes": {**SCALE, "weight": -1e308}}}, "`float` >= -1e+100"),
+        ({"method": "logistic", "scales": {"votes": {**SCALE, "mean": 1e308}}}, "`float` <= 1e+100"),
+        ({"method": "logistic", "intercept": 1e308}, "at `$.intercept`"),
+        ({**ISOTONIC, "base": 7}, "`float` <= 1.0 - at `$.base`"),
+        ({**ISOTONIC}, "there are no steps of the feature 'votes'"),
+        ({**ISOTONIC, "steps": [[0, 42.0]]}, "`float` <= 1.0 - at `$.steps[0][1]`"),
+        ({**ISOTONIC, "steps": [[0.9, 0.1], [0.1, 0.9]]}, "to 0.9 from 0.1 on does not rise"),
+        ({**ISOTONIC, "steps": [[0.1, 0.9], [0.9, 0.1]]}, "to 0.1 from 0.9 on does not rise"),
+        ({**ISOTONIC, "lines": -1}, "at `$.lines`"),
+    ],
+)
+def test_a_file_that_gives_no_probabilities_is_no_calibration(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "c.json", **fields)
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(repr(path))} is no calibration: .*{re.escape(reason)}"
+    ):
+        fitted(path)
+
+
+def test_a_calibration_is_a_regular_file_of_a_megabyte_at_most(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in (str(tmp_path / "fifo"), "/dev/zero"):
+        with pytest.raises(ValueError, match="cannot be read: it is no regular file"):
+            fitted(name)
+    with pytest.raises(ValueError, match="cannot be read: it is larger than 1 MiB"):
+        fitted(written(tmp_path / "c.json", method="logistic", more=" " * 2**20))
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"more": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match="is no calibration: maximum recursion depth"):
+        fitted(str(deep))
 
 
 def test_the_drawing_shows_each_bin() -> None:
@@ -228,7 +295,11 @@ def test_the_command_prints_json(history: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == json.loads((tmp_path / "c.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("line", ["{", '{"right": true}', '{"features": {"a": "b"}, "right": true}', "\xff"])
+@pytest.mark.parametrize(
+    "line",
+    ["{", '{"right": true}', '{"features": {"a": "b"}, "right": true}', "\xff", '{"more": ' + "[" * 100_000],
+    ids=["open", "featureless", "text", "no UTF-8", "deep"],
+)
 def test_a_line_that_is_wrong_is_told_with_its_place(line: str, history: Path, tmp_path: Path) -> None:
     history.write_bytes(history.read_bytes() + line.encode("latin-1"))
     with pytest.raises(InputError, match=re.escape(f"{history}:202: ")) as caught:
@@ -242,6 +313,35 @@ def test_files_that_cannot_be_used_are_told(history: Path, tmp_path: Path) -> No
         mosaic(str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "c.json"))
     with pytest.raises(InputError, match="cannot write"):
         mosaic(str(history), "--out", str(tmp_path))
+
+
+def test_a_history_is_a_regular_file_that_is_not_too_large(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match=r"cannot read the history '.*fifo': it is no regular file"):
+        mosaic(str(tmp_path / "fifo"), "--out", str(tmp_path / "c.json"))
+    monkeypatch.setattr(calibrating, "_MOST_HISTORY_MIB", 0)
+    with pytest.raises(InputError, match=r"cannot read the history .*: it is larger than 0 MiB"):
+        mosaic(str(history), "--out", str(tmp_path / "c.json"))
+
+
+def test_no_file_of_the_command_takes_the_place_of_another(history: Path, tmp_path: Path) -> None:
+    before, new = history.read_text("utf-8"), tmp_path / "c.json"
+    linked, to_new = tmp_path / "linked", tmp_path / "to new"
+    linked.hardlink_to(history)
+    to_new.symlink_to(new)
+    for out in (history, linked):
+        with pytest.raises(
+            InputError, match=f"HISTORY and --out are one file, '{out}'; name another for --out"
+        ):
+            mosaic(str(history), "--out", str(out))
+    with pytest.raises(InputError, match="HISTORY and --svg are one file"):
+        mosaic(str(history), "--out", str(new), "--svg", str(history))
+    with pytest.raises(InputError, match="--out and --svg are one file"):
+        mosaic(str(history), "--out", str(new), "--svg", str(to_new))
+    assert history.read_text("utf-8") == before
+    assert not new.exists()
 
 
 def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

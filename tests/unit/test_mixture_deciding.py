@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mosaic_tasks.mixtures import selection
 from mosaic_tasks.mixtures.deciding import Situation, Step, decide
 from mosaic_tasks.mixtures.gates import need
 from mosaic_tasks.mixtures.mixture import Choice, Expert, Limits, Memory, Mixture, Question
 from mosaic_tasks.mixtures.recording import record_of
+from mosaic_tasks.mixtures.selection import Left
 from mosaic_tasks.mixtures.situation import spent
 from mosaic_tasks.mixtures.values import AggregatorKind, Answer, AnswerForm, Gate, GateKind, Heard, Profile
 from mosaic_tasks.mixtures.waves import view_now
@@ -380,6 +383,11 @@ def test_an_aggregator_that_says_the_same_in_other_words_decides() -> None:
     assert (choice(step).value, choice(step).by, choice(step).supporters) == (written, "synthesis", (0, 1))
 
 
+def test_a_reason_that_samples_share_is_told_once() -> None:
+    step = Played(Mixture(experts(1, samples=3), gate=NEVER), [None]).run()
+    assert step.failure == "no answer of its experts counts: e0: no answer could be read"
+
+
 def test_a_last_round_without_an_answer_leaves_it_to_the_one_before() -> None:
     step = Played(mixture(1, rounds=3), ["18", "7", None]).run()
     assert (choice(step).value, choice(step).by) == ("7", "weighted")
@@ -449,3 +457,40 @@ def test_a_mixture_that_is_wrong_together_is_wrong(kind: GateKind) -> None:
     step = Played(asks, ["wrong"]).run()
     assert choice(step).value == "wrong"
     assert choice(step).probability < 1.0
+
+
+@pytest.mark.parametrize("layers", [(1, 1, 3, 3), (5, 5), (2, 2, 4, 4), (1, 1)])
+def test_a_round_of_nobody_is_passed_over(layers: tuple[int, ...]) -> None:
+    """A file may say layers 1 and 3, or more rounds than layers."""
+    each = tuple(replace(one, layer=layer) for one, layer in zip(experts(len(layers)), layers, strict=True))
+    step = Played(Mixture(each, rounds=5, gate=NEVER), ["18", "5", "7", "8"]).run()
+    assert [question.round for question in step.memory.asked] == list(layers)
+    assert step.memory.choice is not None
+    assert step.memory.choice.by == "weighted"
+
+
+@pytest.mark.parametrize(("count", "samples"), [(64, 64), (1000, 1)])
+def test_as_many_are_asked_at_once_as_a_mixture_may_have(
+    count: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each expert is looked at a few times for each call that it gets, and without diversity compared with nobody."""
+    looked, holds = list[str](), Left.holds
+    monkeypatch.setattr(Left, "holds", lambda left, one: looked.append(one.name) or holds(left, one))
+    monkeypatch.setattr(selection, "together", lambda *_: pytest.fail("compared"))
+    asks = Mixture(experts(count, samples=samples), gate=NEVER, waves=(10_000,))
+    step = decide(Situation(asks, begun(asks), {}, 0))
+    assert len({question.call for question in step.ask}) == count * samples
+    assert len(looked) <= 4 * count * samples
+
+
+def test_a_record_stays_small_whatever_the_answers_are() -> None:
+    texts = [f"{n} begins{' and goes on' * 10_000}, {n} ends" for n in range(6)]
+    played = Played(mixture(6), texts)
+    memory = played.run().memory
+    record = record_of(played.asks, memory, played.heard, now_ms=0)
+    assert len(msgspec.json.encode(record)) < 6000
+    assert record.shown.startswith("0 begins and goes on")
+    assert record.shown.endswith(", 0 ends")
+    assert record.why.endswith("and no gate passed")
+    assert memory.choice is not None
+    assert memory.choice.value == texts[0]

@@ -12,6 +12,7 @@ from mosaic_queues.errors import DefinitionError
 from mosaic_queues.settings import settings
 from mosaic_tasks import Flow, Workflow, compile_workflow, mixture
 from mosaic_tasks.definition.mixing import AGGREGATING, ASK, UNMEASURED
+from mosaic_tasks.definition.mixtures import ExpertSpec, named
 from mosaic_tasks.definition.plan import ITEM, NodePlan, Ref
 from mosaic_tasks.mixtures.mixture import Mixture
 
@@ -77,7 +78,7 @@ def test_the_verifier_and_the_aggregator_are_nodes_too() -> None:
 
 def test_experts_see_what_the_mixture_tells_them() -> None:
     expert = nodes()[3]
-    assert expert.names["answers"] == Ref(ITEM, ("answers",))
+    assert expert.names["ask"] == Ref(ITEM, ("ask",))
     assert expert.agent is not None
     assert expert.agent.system == "You are {{ role }}."
     assert expert.agent.prompt.endswith("{% if ask %}\n\n{{ ask }}{% endif %}")
@@ -88,6 +89,38 @@ def test_a_prompt_that_says_where_answers_go_is_left_alone() -> None:
     agent = nodes(prompt=prompt)[1].agent
     assert agent is not None
     assert agent.prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "quoting"),
+    [
+        ("{{ inputs.question }}", {"ask"}),
+        ("{{ inputs.question }}{{ answers }}", {"answers"}),
+        ("{{ inputs.question }}{{ open_points }}{{ ask }}", {"open_points", "ask"}),
+    ],
+)
+def test_a_call_is_told_the_answers_that_its_prompt_reads(prompt: str, quoting: set[str]) -> None:
+    names = {name for name, ref in nodes(prompt=prompt)[1].names.items() if ref.source == ITEM}
+    assert names == {"kind", "index", "expert", "role", "round", *quoting}
+
+
+@pytest.mark.parametrize("model", ["openai:aggregator", "openai:Verifier", "replay:/x/aggregator"])
+def test_a_name_that_comes_from_the_model_is_that_of_no_other_part(model: str) -> None:
+    judge = {"model": "openai:judge"}
+    asked = [{"model": model}, {"model": model}]
+    found = nodes(experts=asked, verifier=judge, aggregator={"kind": "synthesis", **judge})
+    part = "verifier" if "erifier" in model else "aggregator"
+    assert [node.name for node in found[1:3]] == [f"answer.{part}-2", f"answer.{part}-3"]
+    assert len({node.name for node in found}) == len(found)
+
+
+@pytest.mark.timeout(20)
+def test_names_of_experts_of_one_model_are_numbered() -> None:
+    """Each is found by a few looks at those before: 10,000 would take minutes by looking through all of them."""
+    asked = [ExpertSpec(model="openai:m"), ExpertSpec(name="m-2"), *[ExpertSpec(model="openai:m")] * 10_000]
+    names = [expert.name for expert in named(asked)]
+    assert names[:4] == ["m", "m-2", "m-3", "m-4"]
+    assert names[-1] == "m-10002"
 
 
 def test_experts_are_selected_from_the_pool() -> None:
@@ -208,6 +241,14 @@ def test_layers_are_rounds() -> None:
         ({"rules": {"pattern": "("}}, "pattern"),
         ({"budget": -1}, "greater than or equal to 0"),
         ({"budget": float("inf")}, "finite"),
+        ({"gate": {"kind": "quorum", "quorum": float("inf")}}, "finite"),
+        ({"gate": {"kind": "cost", "worth": float("inf")}}, "finite"),
+        ({"gate": {"kind": "cost", "second": float("inf")}}, "finite"),
+        ({"experts": [{"name": "a\n", "model": "openai:x"}]}, "no name; use lower case"),
+        ({"rules": {"entities": ["18", " "]}}, "a word without letters, which no answer holds"),
+        ({"answer": {"form": "choice", "choices": ["a", "A"]}}, "'a' and 'A' are one choice"),
+        ({"samples": 3, "experts": [{"model": "openai:x", "seed": 0}]}, "has 3 samples and a seed"),
+        ({"preset": "best-of-n", "experts": [{"name": "a", "seed": 0}]}, "'a' has 4 samples and a seed"),
         ({"min_experts": 9}, "no gate passes before 9 answers, and 3 can come"),
         ({"output": {"type": "object"}, "answer": {"form": "number", "field": "answer"}}, None),
         (
@@ -242,6 +283,11 @@ def test_what_is_wrong_is_told_with_its_place(fields: dict[str, Any], told: str 
     assert "node 'answer'" in message
 
 
+def test_samples_differ_where_a_seed_is_for_one() -> None:
+    asked = [{"model": "openai:a", "seed": 1, "samples": 1}, {"model": "openai:b"}]
+    assert compiled(experts=asked, samples=3).planned == 4
+
+
 def test_a_mixture_answers_one_question() -> None:
     node = {"mixture": {"prompt": "{{ item }}", "experts": EXPERTS}, "for_each": "${inputs.questions}"}
     found = Workflow.from_data(
@@ -261,6 +307,19 @@ def test_a_mixture_is_built_in_python() -> None:
     assert plan.nodes[1].bindings == {"asked": {"$ref": [-1, "question"]}}
 
 
-def test_a_wrong_mixture_in_python_is_told_at_once() -> None:
-    with pytest.raises(DefinitionError, match=r"mixture\(\): gate.kind: Input should be 'probability'"):
-        mixture("q", experts=EXPERTS, gate="no")
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"gate": "no"}, r"gate\.kind: 'no': Input should be 'probability'"),
+        ({"anwser": "number"}, r"anwser: unknown key 'anwser'; did you mean 'answer'\?"),
+        (
+            {"experts": [{"modle": "openai:x"}]},
+            r"experts\.0\.modle: unknown key 'modle'; did you mean 'model'\?",
+        ),
+        ({"waves": 0}, r"waves: \[0\] asks nobody"),
+        ({"aggregator": "rank"}, r"the whole: the aggregator 'rank' needs a `verifier`"),
+    ],
+)
+def test_a_wrong_mixture_in_python_is_told_at_once(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"mixture\(\): {told}"):
+        mixture("q", **{"experts": EXPERTS, **fields})

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from mosaic_queues.errors import DefinitionError
+from mosaic_queues.values import encode
 from mosaic_tasks.cli import application
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.mixtures import MixtureSpec
@@ -361,6 +362,7 @@ def test_a_failure_is_its_experts_own_where_the_answer_did_not_fit(kind: str, pr
     names = {"index": 0, "expert": "a", "round": 1}
     told = failed(names, f"node 'x.a', item 0: {kind}: it is: {kind}")
     assert list(told.get("problems", ())) == problems
+    assert told["failed"] == f"{kind}: it is: {kind}"
 
 
 @pytest.mark.parametrize(("whole", "value"), [(True, "It is 18, I think."), (False, 18)])
@@ -371,6 +373,16 @@ def test_where_all_of_an_answer_is_wanted_it_is_the_text_that_was_written(whole:
     told = heard_of(AgentAnswer(text, Usage(3, 4), "replay:x", text=text), names, AgentPlan("?"), mixture)
     assert told.answer is not None
     assert (told.answer.key, told.answer.value) == ("18", value)
+
+
+@pytest.mark.parametrize(("said", "counts"), [(10**30, True), ("a\ud800", True), (float("inf"), False)])
+def test_what_the_mixture_hears_can_be_stored(said: Any, counts: bool) -> None:
+    names = {"index": 0, "expert": "a", "round": 1, "kind": "expert"}
+    value = {"answer": "18", "more": said, "missing": ["d\ud800"]}
+    given_ = AgentAnswer(value, Usage(3, 4), "replay:x", text="18 \ud800")
+    told = heard_of(given_, names, AgentPlan("?"), Mixture((), form=NUMBER, whole=True))
+    encode(msgspec.to_builtins(told))
+    assert (told.answer is not None, told.problems) == (counts, () if counts else ("unreadable",))
 
 
 class TestDiversity:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mixture_made import profiles
 
-from mosaic_tasks.mixtures.selection import Left, Terms, chosen, independence
+from mosaic_tasks.mixtures.beliefs import together
+from mosaic_tasks.mixtures.selection import Left, Terms, chosen
 from mosaic_tasks.mixtures.values import Profile
 
 COSTS = st.floats(0.0, 10.0)
@@ -70,7 +71,7 @@ class TestChosen:
         like = Profile(name="b", quality=0.82, agrees={"a": (180.0, 1000.0)})
         unlike = Profile(name="c", quality=0.8, agrees={"a": (42.0, 1000.0)})
 
-        assert independence(like, [asked]) < independence(unlike, [asked]) <= 1.0
+        assert together(like, asked) > together(unlike, asked)
         assert chosen([like, unlike], count=1) == ("b",)
         assert chosen([like, unlike], count=1, asked=[asked]) == ("b",)
         assert chosen([like, unlike], count=1, asked=[asked], diversity=1.0) == ("c",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -33,11 +34,17 @@ def first_told(text: str, form: AnswerForm = NUMBER, **options: Any) -> tuple[st
         ('{"reasoning": "9 * 2", "answer": "18"}', "18", '{"reasoning": "9 * 2", "answer": "18"}'),
         ('{"answer": "18", "reasoning": "..."}', "18", '{"answer": "18", "'),
         ('{"answer": 125}', "125", '{"answer": 125}'),
-        ('{"answer": 125\n}', "125", '{"answer": 125\n'),
+        ('{"answer": 125\n}', "125", '{"answer": 125\n}'),
         ('{"answer": 1,234}', "1234", '{"answer": 1,234}'),
         ('```json\n{\n  "answer" : "$1,234"\n}\n```\nMore', "1234", '```json\n{\n  "answer" : "$1,234"\n}'),
         ("{'answer': '18'}", "18", "{'answer': '18'}"),
-        ('So `"answer": "18"` it is', "18", 'So `"answer": "18"`'),
+        ('{"steps": [{"answer": 5}], "draft": {"answer": 6}, "answer": 18}', "18", None),
+        ('{"reasoning": "they said {\'answer\': 5, ...}", "answer": 18}', "18", None),
+        ('``` json\n{"answer": 18}\n```', "18", '``` json\n{"answer": 18}'),
+        ("<think>\\boxed{5}\nno</think>\\boxed{18}\n", "18", None),
+        ('<think>{"answer": 5}</think>{"answer": 18}', "18", None),
+        ("Suppose the answer is 5.\nThat fails.\nThe answer is 18.\n", "18", None),
+        ("If the answer is 5, then Bob has less.\nSo my final answer is 18.\n", "18", None),
         ("We add.\nThe answer is 18.\nMore", "18", "We add.\nThe answer is 18.\n"),
         ("#### 18\n", "18", "#### 18\n"),
         ('{"answer":' + " " * 100 + '"18"' + " " * 100 + "}", "18", None),
@@ -66,7 +73,20 @@ def test_an_answer_is_told_once_nothing_can_change_it(text: str, key: str, read:
         "The answer is the sum of 12 and 3.\n",
         "The answer is 12 or 13.\n",
         "The answer is not 12.\n",
+        "The answer is 12?\n",
+        "The answer is 12, if Bob is right.\n",
+        "Bob thinks the answer is 12.\n",
+        "Assuming the answer is 12.\n",
+        "If we take \\boxed{12}, then\n",
         "There are 12 eggs.\n",
+        "<think>The answer is 12.\n",
+        'As asked: {"answer": 12}\nMine:',
+        'So `"answer": "12"`, they say',
+        '{"draft": {"answer": 12}, "steps": [{"answer": 12}]}',
+        '{"reasoning": "he has ""answer": 12"" eggs',
+        '{"answer": 12" tall, "',
+        '{"answer": "12" "',
+        '```json {"answer": 12}',
         '{"reasoning": "I add.\nThe answer is 12.\nNo: ',
         '```json\n{"reasoning": "I add.\nThe answer is 12.\n',
         '{"reasoning": "so the \\"answer\\": \\"12\\"}", ',
@@ -95,6 +115,8 @@ def test_a_value_that_is_no_answer_is_passed_over() -> None:
         (AnswerForm(form="span"), "The answer is the Eiffel Tower.\n", None),
         (AnswerForm(form="json", field="a"), '{"a": {"b": ["}", 1.0]}}', '{"b":["}",1]}'),
         (AnswerForm(form="json", field="x.a"), '{"x": {"a": [1, 2], "c": 3}}', "[1,2]"),
+        (AnswerForm(form="json", field="x.a"), '{"a": 5, "x": {"y": {"a": 6}, "a": 7}}', "7"),
+        (AnswerForm(form="json", field="x.a"), '{"x": [{"a": 5}], "y": {"a": 6}}', None),
         (AnswerForm(form="json"), '{"a": 1}', None),
         (AnswerForm(form="text"), '{"answer": "It rains."}', None),
         (AnswerForm(form="text", field="summary"), '{"summary": "It \\"rains\\"."}', 'it "rains".'),
@@ -149,6 +171,11 @@ PARTS = st.sampled_from(
         "\\boxed{",
         "'",
         "```",
+        "<think>",
+        "</think>",
+        '{"x": ',
+        '"answer": ',
+        "If ",
     ]
 )
 
@@ -196,6 +223,9 @@ def test_what_is_told_early_is_what_the_whole_says(written: str, fenced: bool) -
         "The answer is " + "9" * LARGE,
         "x" * LARGE,
         "\n" * LARGE,
+        "if the answer is 5 " * (LARGE // 19),
+        "<think></think>" + " " * LARGE,
+        '{"a": {"answer": [' * (LARGE // 18),
     ],
     ids=lambda text: text[:14].strip().encode("unicode_escape").decode(),
 )
@@ -204,6 +234,14 @@ def test_hostile_streams_are_read_in_linear_time(text: str) -> None:
     reader = AnswerReader(NUMBER)
     for character in text:
         reader.feed(character)
+
+
+@given(st.lists(PARTS, max_size=12).map("".join), st.sampled_from(["18", '"18"', "[18]"]))
+def test_what_stands_before_an_object_s_own_field_is_never_told(said: str, value: str) -> None:
+    text = json.dumps({"reasoning": said, "steps": [{"answer": 5}, said], "draft": {"answer": 6}})
+    told = first_told(f'{text[:-1]}, "answer": {value}}}')
+    assert told is not None
+    assert "18" in told[0]
 
 
 def test_signals_in_figures() -> None:

@@ -153,6 +153,12 @@ def test_a_record_in_full_says_whose_answers_do_not_count() -> None:
     assert "; not counted: a (refused) and b (no such model); " in in_full(mixture(), record)
 
 
+def test_what_several_calls_of_an_expert_fail_by_is_told_once() -> None:
+    calls = tuple(Said(f"3.{n}", "a", failed="no such model") for n in range(3))
+    record = made.with_calls(*calls, unasked=0)
+    assert "; not counted: a (no such model); " in in_full(mixture(), record)
+
+
 def test_a_record_in_full_says_what_was_given_up_under_load() -> None:
     relief = "under load (2.00 of what the targets can take): asked 3 instead of 5 experts"
     record = msgspec.structs.replace(made.RECORD, relief=relief)

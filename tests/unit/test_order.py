@@ -9,7 +9,7 @@ import msgspec
 from mosaic_routing.service import MemoryService
 from mosaic_routing.targets import Decision
 from mosaic_tasks import Workflow, compile_workflow
-from mosaic_tasks.execution.order import Order
+from mosaic_tasks.execution.placing.order import Order
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.sent import Sent
 

@@ -8,7 +8,7 @@ import pytest
 
 from mosaic_queues.streams import Piece
 from mosaic_queues.values import encode
-from mosaic_tasks.execution.outlets import (
+from mosaic_tasks.execution.streams.outlets import (
     COALESCE_S,
     ENTRY_BYTES,
     FLUSH_ITEMS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mosaic_tasks.definition.references import Path
 from mosaic_tasks.execution.agents import parse_answer
-from mosaic_tasks.execution.readiness import FieldReader, Ready
+from mosaic_tasks.execution.streams.readiness import FieldReader, Ready
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

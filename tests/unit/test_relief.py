@@ -14,8 +14,8 @@ from mosaic_queues.settings import settings
 from mosaic_routing import degrading
 from mosaic_routing.pool import pool
 from mosaic_routing.requirements import Requirement
-from mosaic_tasks.execution.dispatching import Dispatcher
-from mosaic_tasks.execution.relief import Relief
+from mosaic_tasks.execution.placing.dispatching import Dispatcher
+from mosaic_tasks.execution.placing.relief import Relief
 
 POOL = """
 models:

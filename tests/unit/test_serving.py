@@ -39,6 +39,10 @@ def test_an_error_names_the_queues_and_the_command() -> None:
     assert "mosaic worker --class h100 --model SPEC" in str(error)
 
 
+def test_an_error_names_where_to_look_for_what_the_router_lacks() -> None:
+    assert str(no_worker(["mosaic.routed"], "r")).endswith(" (`mosaic explain r` says what is missing)")
+
+
 def test_an_error_names_the_hosted_model_that_was_perhaps_meant() -> None:
     error = no_worker(["mosaic.gpu.tinny"], "r", served=["mosaic.cpu", "mosaic.gpu.tiny"])
     assert str(error).endswith("(the model with the alias 'tinny'); did you mean 'tiny'?")

@@ -14,7 +14,7 @@ from mosaic_routing.queues import ROUTED
 from mosaic_routing.requirements import Requirement
 from mosaic_tasks import Flow, Workflow, agent, compile_workflow, submit
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.definition.terms import Terms, without_terms
+from mosaic_tasks.definition.terms import MOST_USD, Terms, without_terms
 from mosaic_tasks.execution.prepared import PreparedPlan
 
 
@@ -52,6 +52,13 @@ def test_what_is_not_said_is_as_the_workflow_says() -> None:
 def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Terms(**terms).of(plan())
+
+
+@pytest.mark.parametrize("budget", ["1_000_000_001", ".inf", ".nan", "-1"])
+def test_a_file_has_no_budget_that_its_terms_may_not_have(budget: str) -> None:
+    with pytest.raises(DefinitionError, match="budget"):
+        plan(f"budget: {budget}\n")
+    assert plan(f"budget: {MOST_USD}\n").budget_usd == MOST_USD
 
 
 def test_an_agent_of_the_pool_is_placed_by_the_router() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic_tasks.execution.turns import Queued, chosen, in_turn
+from mosaic_tasks.execution.placing.turns import Queued, chosen, in_turn
 
 
 def test_tenants_take_turns_and_the_runs_of_each_and_urgent_ones_go_first() -> None:

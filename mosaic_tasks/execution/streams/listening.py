@@ -9,8 +9,8 @@ from typing import Any
 from mosaic_queues.errors import BindingError
 from mosaic_tasks.definition.plan import Path, Ref
 from mosaic_tasks.definition.references import read
-from mosaic_tasks.execution.publishing import Publication
-from mosaic_tasks.execution.readiness import FieldReader
+from mosaic_tasks.execution.streams.publishing import Publication
+from mosaic_tasks.execution.streams.readiness import FieldReader
 
 
 class Listener:

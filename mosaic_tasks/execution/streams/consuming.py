@@ -22,8 +22,8 @@ from mosaic_queues.ledger import Ledger
 from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Grow, Seal, Undo
 from mosaic_queues.transitions import UNDONE, Claim, Group, Mark
 from mosaic_tasks.definition.plan import Batch
-from mosaic_tasks.execution.outlets import Outlet
-from mosaic_tasks.execution.sources import Places, SourceKind, Stretch, source_of
+from mosaic_tasks.execution.streams.outlets import Outlet
+from mosaic_tasks.execution.streams.sources import Places, SourceKind, Stretch, source_of
 
 log = structlog.get_logger(__name__)
 

@@ -25,13 +25,13 @@ from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.engines.protocol import CHARS_PER_TOKEN, Usage, approx_tokens
 from mosaic_tasks.engines.registry import configured, engine_for
 from mosaic_tasks.execution.agents import AgentAnswer, question, run_agent
-from mosaic_tasks.execution.fleets import count_at
-from mosaic_tasks.execution.hedged import watched
 from mosaic_tasks.execution.outcomes import Work
+from mosaic_tasks.execution.placing.fleets import count_at
+from mosaic_tasks.execution.placing.hedged import watched
+from mosaic_tasks.execution.placing.told_limits import telling_limits
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
-from mosaic_tasks.execution.told_limits import telling_limits
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from mosaic_queues.errors import MosaicError
 from mosaic_queues.transitions import LiveCall
 from mosaic_routing.ceilings import AHEAD_S, room
 from mosaic_routing.queues import ROUTED
-from mosaic_tasks.execution.fleets import Fleets
+from mosaic_tasks.execution.placing.fleets import Fleets
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.sent import sent_of
 

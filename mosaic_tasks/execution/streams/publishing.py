@@ -20,12 +20,12 @@ from mosaic_queues.outbox import Stencil
 from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
-from mosaic_tasks.execution.flushing import Flushing, Steps, flush_together
-from mosaic_tasks.execution.outlets import COALESCE_S, Outlet
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.publisher import AGAIN_S, publisher
 from mosaic_tasks.execution.redoing import redo_of
+from mosaic_tasks.execution.streams.flushing import Flushing, Steps, flush_together
+from mosaic_tasks.execution.streams.outlets import COALESCE_S, Outlet
+from mosaic_tasks.execution.streams.publisher import AGAIN_S, publisher
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ClaimLost, PayloadError
-from mosaic_tasks.execution.flushing import Flushing, flush_together
-from mosaic_tasks.execution.outlets import COALESCE_S
+from mosaic_tasks.execution.streams.flushing import Flushing, flush_together
+from mosaic_tasks.execution.streams.outlets import COALESCE_S
 
 log = structlog.get_logger(__name__)
 

@@ -32,15 +32,15 @@ from mosaic_routing.router import Policy, PolicyName, route
 from mosaic_routing.service import ServerService
 from mosaic_routing.snapshot import Snapshot
 from mosaic_routing.targets import Ask, Decision, Target
-from mosaic_tasks.execution.expected import Expectations
-from mosaic_tasks.execution.fleets import Fleet, Fleets, count_at
-from mosaic_tasks.execution.held_up import HeldUp
-from mosaic_tasks.execution.order import Order
+from mosaic_tasks.execution.placing.expected import Expectations
+from mosaic_tasks.execution.placing.fleets import Fleet, Fleets, count_at
+from mosaic_tasks.execution.placing.held_up import HeldUp
+from mosaic_tasks.execution.placing.order import Order
+from mosaic_tasks.execution.placing.relief import Relief
+from mosaic_tasks.execution.placing.turns import Turns
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.relief import Relief
 from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of, sent_of
-from mosaic_tasks.execution.turns import Turns
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from mosaic_routing.hedging import steal
 from mosaic_routing.queues import direct_queue
 from mosaic_routing.router import ADAPTIVE
 from mosaic_routing.targets import Target
-from mosaic_tasks.execution.fleets import Fleets
+from mosaic_tasks.execution.placing.fleets import Fleets
 from mosaic_tasks.execution.process import Process
 
 log = structlog.get_logger(__name__)

@@ -1,0 +1,1 @@
+"""Where calls are asked: which target each is sent to and when, and the asking there."""

@@ -1,0 +1,1 @@
+"""What running calls publish, and what mailboxes read."""
