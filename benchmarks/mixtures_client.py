@@ -19,7 +19,7 @@ from mixtures_notes import Note, are_closed, cancelled_ms, take
 
 from mosaic_tasks import Run, Workflow, compile_workflow, submit
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.expert_learning import ExpertLearning
+from mosaic_tasks.execution.mixtures.expert_learning import ExpertLearning
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.mixtures.answers import normalise
 from mosaic_tasks.mixtures.judging import Ended

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.definition.folding import fold
     from mosaic_tasks.definition.tools import agent, mixture, tool
     from mosaic_tasks.definition.workflow import Workflow
-    from mosaic_tasks.execution.scoring import Score
+    from mosaic_tasks.execution.mixtures.scoring import Score
     from mosaic_tasks.inspection.reading import StreamEvent
     from mosaic_tasks.mixtures.recording import Record
 
@@ -46,7 +46,7 @@ _HOMES = {
     "Run": "mosaic_tasks.client",
     "RunCancelled": "mosaic_queues.errors",
     "RunFailed": "mosaic_queues.errors",
-    "Score": "mosaic_tasks.execution.scoring",
+    "Score": "mosaic_tasks.execution.mixtures.scoring",
     "ServerUnavailable": "mosaic_queues.errors",
     "StreamEvent": "mosaic_tasks.inspection.reading",
     "UnknownRun": "mosaic_queues.errors",

@@ -25,9 +25,9 @@ from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.definition.workflow import Workflow
+from mosaic_tasks.execution.mixtures.scoring import Score, score
 from mosaic_tasks.execution.process import Process, ledger_url, process_for
 from mosaic_tasks.execution.redoing import redo_of
-from mosaic_tasks.execution.scoring import Score, score
 from mosaic_tasks.execution.sent import sent_of
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
 from mosaic_tasks.inspection.progress import NodeView, RunView, project

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mosaic_queues.liveness import LiveProcess
     from mosaic_queues.work import Work
     from mosaic_routing.inventory import EngineReport
-    from mosaic_tasks.execution.tallying import Figure, Tally
+    from mosaic_tasks.execution.mixtures.tallying import Figure, Tally
 
 PORT = 9464
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -154,7 +154,7 @@ def _read(client: Redis, keys: Keys) -> Figures:
     from mosaic_routing.manifests.services import services
     from mosaic_routing.pool import pool
     from mosaic_tasks.app import app
-    from mosaic_tasks.execution.tallying import counted_mixtures
+    from mosaic_tasks.execution.mixtures.tallying import counted_mixtures
 
     processes = live_processes(client, keys)
     groups = {

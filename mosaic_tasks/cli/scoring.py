@@ -16,7 +16,7 @@ from mosaic_tasks.cli.output import console, print_json, table
 from mosaic_tasks.inspection.wording import dollars, duration
 
 if TYPE_CHECKING:
-    from mosaic_tasks.execution.scoring import Score
+    from mosaic_tasks.execution.mixtures.scoring import Score
     from mosaic_tasks.mixtures.calibration import Outcome
     from mosaic_tasks.mixtures.experience import Experience
 
@@ -118,7 +118,7 @@ def experts(
       mosaic experts --tenant acme --capability math --json
     """
     from mosaic_tasks.app import app
-    from mosaic_tasks.execution.expert_learning import experiences
+    from mosaic_tasks.execution.mixtures.expert_learning import experiences
     from mosaic_tasks.execution.process import process_for
 
     known = experiences(process_for(app), tenant)

@@ -23,10 +23,10 @@ from mosaic_tasks.definition.templates import evaluate
 from mosaic_tasks.execution.agents import AgentAnswer
 from mosaic_tasks.execution.burying import bury_lost
 from mosaic_tasks.execution.endings import Endings
-from mosaic_tasks.execution.experts import asked, failed
 from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.mailboxes import Mailboxes
+from mosaic_tasks.execution.mixtures.experts import asked, failed
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Expand,

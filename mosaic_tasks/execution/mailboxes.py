@@ -16,7 +16,7 @@ from mosaic_tasks.definition.edges import SO_FAR
 from mosaic_tasks.definition.folding import FoldOptions
 from mosaic_tasks.definition.plan import Path
 from mosaic_tasks.execution.inputs import Inputs, output_call, own_copy, put_in
-from mosaic_tasks.execution.mixing import Mixing
+from mosaic_tasks.execution.mixtures.mixing import Mixing
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Outcome,

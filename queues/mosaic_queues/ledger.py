@@ -273,6 +273,10 @@ class Ledger:
         found = cast("list[tuple[bytes, Any]] | None", self.client.xread(tellers, block=block_ms))
         return max((entries[-1][0].decode() for _, entries in found or ()), default=after)
 
+    def mailbox_state(self, run_id: str, mailbox: str) -> bytes | None:
+        """What the last commit of a mailbox left; None: there was none."""
+        return cast("bytes | None", self.client.hget(self.keys.run(run_id)[6], f"m:{mailbox}"))
+
     def item_envelopes(self, run_id: str, calls: Sequence[str]) -> list[bytes | None]:
         """The items of grown calls."""
         if not calls:

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from mosaic_tasks.execution.experiences import Experiences, Lesson, Noted
+from mosaic_tasks.execution.mixtures.experiences import Experiences, Lesson, Noted
 
 _note = Experiences.note
 

@@ -418,7 +418,8 @@ def test_many_async_readers_share_one_connection(worker: Workers, redis_client: 
         waiting = [asyncio.ensure_future(collect(reading)) for reading in readings]
         await asyncio.to_thread(await_blocked, redis_client)
         assert sum(thread.name == "mosaic-hub" for thread in threading.enumerate()) == 1
-        assert blocked(redis_client) <= 2  # the hub, and the worker's own, which hears what does not count any more
+        # The hub, and the worker's own, which hears what does not count any more.
+        assert blocked(redis_client) <= 2
         await asyncio.to_thread(tools.open_gate, redis_client, "more")
         rest = await asyncio.gather(*waiting)
         return [[first, *more] for first, more in zip(firsts, rest, strict=True)]

@@ -26,9 +26,9 @@ from mosaic_tasks.app import app
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from mosaic_tasks.client import get_run
-from mosaic_tasks.execution import experiences as store
-from mosaic_tasks.execution.experiences import Experiences, Lesson
-from mosaic_tasks.execution.expert_learning import experiences
+from mosaic_tasks.execution.mixtures import experiences as store
+from mosaic_tasks.execution.mixtures.experiences import Experiences, Lesson
+from mosaic_tasks.execution.mixtures.expert_learning import experiences
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.mixtures.experience import Experience
 from mosaic_tasks.mixtures.judging import SYNTHESISED, Judged, Observed

@@ -18,7 +18,7 @@ from mosaic_queues.errors import InputError
 from mosaic_queues.keys import Keys
 from mosaic_tasks import Record, Run, Workflow, submit
 from mosaic_tasks.cli import application
-from mosaic_tasks.execution.tallying import count, counted_mixtures
+from mosaic_tasks.execution.mixtures.tallying import count, counted_mixtures
 from tests.integration.mixture_runs import ask, experts, number, says
 from tests.services import Workers
 

@@ -22,7 +22,7 @@ from mosaic_tasks.definition.plan import AgentPlan
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.protocol import Usage
 from mosaic_tasks.execution.agents import AgentAnswer
-from mosaic_tasks.execution.experts import failed, heard_of
+from mosaic_tasks.execution.mixtures.experts import failed, heard_of
 from mosaic_tasks.mixtures.beliefs import accuracy, together
 from mosaic_tasks.mixtures.calibration import Calibration, Outcome, learn
 from mosaic_tasks.mixtures.deciding import Situation, decide

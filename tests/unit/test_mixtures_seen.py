@@ -22,7 +22,7 @@ from mosaic_tasks.cli import application
 from mosaic_tasks.cli.live import Lines, render
 from mosaic_tasks.cli.metrics import Figures, exposition
 from mosaic_tasks.definition.drawing import mermaid, text
-from mosaic_tasks.execution.tallying import FIGURES, tallies_of
+from mosaic_tasks.execution.mixtures.tallying import FIGURES, tallies_of
 from mosaic_tasks.inspection.arranging import arranged
 from mosaic_tasks.inspection.decisions import DECIDED_BY, call_rows, in_full, in_short, totals, vote_rows
 from mosaic_tasks.inspection.explaining import explain

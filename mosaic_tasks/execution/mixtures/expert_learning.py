@@ -10,7 +10,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_tasks.definition.plan import Plan
-from mosaic_tasks.execution.experiences import Experiences, Lesson, Noted
+from mosaic_tasks.execution.mixtures.experiences import Experiences, Lesson, Noted
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.mixtures.experience import all_profiled, identity
 from mosaic_tasks.mixtures.judging import Ended, Judged, by_models, by_score, observed

@@ -42,7 +42,7 @@ MOST_EXPERTS = 256
 MOST_SCOPES = 1_000
 
 Noted = Literal["noted", "known", "late"]
-_SCRIPT = resources.files("mosaic_tasks.execution").joinpath("experiences.lua").read_text("utf-8")
+_SCRIPT = resources.files("mosaic_tasks.execution.mixtures").joinpath("experiences.lua").read_text("utf-8")
 _decode = msgspec.msgpack.Decoder(Experience).decode
 
 

@@ -14,12 +14,12 @@ import msgspec
 from mosaic_queues.streams import Chunk, Commit, Drain, Grow
 from mosaic_queues.transitions import Claim, Group
 from mosaic_tasks.execution.endings import Endings
-from mosaic_tasks.execution.expert_learning import ExpertLearning
-from mosaic_tasks.execution.hearing import hear, remembered
+from mosaic_tasks.execution.mixtures.expert_learning import ExpertLearning
+from mosaic_tasks.execution.mixtures.hearing import hear, remembered
+from mosaic_tasks.execution.mixtures.tallying import count
 from mosaic_tasks.execution.outcomes import Failure, Outcome, Unrecorded, Value, Work, shown
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
-from mosaic_tasks.execution.tallying import count
 from mosaic_tasks.mixtures.beliefs import families_of
 from mosaic_tasks.mixtures.briefing import Briefing
 from mosaic_tasks.mixtures.deciding import Situation, Step, decide, due_ms

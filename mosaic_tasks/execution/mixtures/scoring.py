@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from mosaic_queues.errors import InputError
 from mosaic_queues.transitions import MAILBOX
-from mosaic_tasks.execution.expert_learning import ExpertLearning
-from mosaic_tasks.execution.hearing import hear, remembered
+from mosaic_tasks.execution.mixtures.expert_learning import ExpertLearning
+from mosaic_tasks.execution.mixtures.hearing import hear, remembered
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.mixtures.answers import FIELD, normalise
 from mosaic_tasks.mixtures.calibration import Outcome
@@ -105,9 +105,9 @@ def _kept(process: Process, run_id: str, node: str, number: int) -> tuple[Memory
 
 def _state(process: Process, run_id: str, number: int) -> tuple[bytes | None, bool]:
     """What its last commit left, and whether its output is recorded: what it taught by itself is noted before that."""
-    boxes = process.ledger.keys.run(run_id)[6]
-    state = cast("bytes | None", process.client.hget(boxes, f"m:{number}.{MAILBOX}"))
-    return state, process.ledger.outputs(run_id, [str(number)])[0] is not None
+    state = process.ledger.mailbox_state(run_id, f"{number}.{MAILBOX}")
+    (output,) = process.ledger.outputs(run_id, [str(number)])
+    return state, output is not None
 
 
 __all__ = ["Score", "score"]
