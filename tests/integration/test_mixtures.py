@@ -88,7 +88,9 @@ def test_a_race_is_won_by_the_first_valid_answer(tmp_path: Path) -> None:
     asked = experts(tmp_path, "I cannot help with that.", number(18))
     asked.append({"name": "slow", "model": says(tmp_path, "slow", number(5), tokens_per_s=0.2)})
     record = ask(asked, preset="race").result(WAIT_S)
-    assert (record["answer"], record["cut"]) == (18, 1)
+    cut = [said["expert"] for said in record["calls"] if said.get("is_cut")]
+    assert record["answer"] == 18
+    assert "slow" in cut  # who refuses may be heard before the winner, or not at all
 
 
 def test_it_goes_on_without_experts_that_fail(tmp_path: Path) -> None:
