@@ -23,6 +23,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return 0 if GIVEN_SERVER in os.environ else min(2 * (os.cpu_count() or 1), MOST_PROCESSES)
 
 
+@pytest.fixture(autouse=True)
+def own_settings() -> Iterator[None]:
+    """What a test sets in its environment is not read in the next one: this ends after all that it set is undone."""
+    yield
+    settings.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[ServerForTests]:
     """The server of the session, one for each process of it. Its database is emptied after each test that uses it."""

@@ -26,7 +26,7 @@ from mosaic_queues.run_sizes import RunSizes
 from mosaic_queues.settings import Settings
 from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, start_sweeping
 from mosaic_queues.transitions import Done, Group, LiveCall
-from mosaic_tasks import Flow
+from mosaic_tasks import Flow, submission
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.execution import bootsteps
@@ -272,6 +272,7 @@ def test_a_run_whose_opening_took_too_long_is_listed_again(
         ledger.unlist_runs([args[0]])
         return ledger.open_run(*args, **options)
 
+    monkeypatch.setattr(submission, "SLOW_S", 0.0)
     monkeypatch.setattr(process.ledger, "open_run", open_slowly)
     run_id = submit_plan(process, one_call(), {})
     assert listed(ledger) == [run_id]
