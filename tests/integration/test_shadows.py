@@ -15,7 +15,7 @@ from mosaic_queues.errors import ClaimLost
 from mosaic_queues.events import Event, read_events
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.recalls import RecallListener
-from mosaic_queues.streams import Flush, Piece
+from mosaic_queues.streams import Commit, Flush, Piece
 from mosaic_queues.transitions import Claim, Done, JoinStep, Route, Usage, shadow_of
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,7 @@ _ids = itertools.count()
 
 
 class Hedged:
-    """A run with two calls, of which `0.0` is held by `slow` and has a shadow; who hears what is noted."""
+    """A run with two calls and a mailbox; of the calls `0.0` is held by `slow` and has a shadow; who hears what is noted."""
 
     def __init__(self, client: Redis) -> None:
         self.ledger, self.run_id = Ledger(client), f"hedged-{next(_ids)}"
@@ -35,7 +35,7 @@ class Hedged:
             plan="p",
             name="n",
             inputs=NIL,
-            roots=[("there", ["0.0", "0.1"])],
+            roots=[("there", ["0.0", "0.1", "1.m"])],
             retention_s=60.0,
             max_run_s=60.0,
         )
@@ -285,3 +285,25 @@ def test_what_both_used_is_noted_once_each(hedged: Hedged) -> None:
     for _ in range(2):
         hedged.ledger.advance(hedged.run_id, holder="any", usages=[of_first, of_shadow])
     assert [event.cost_usd for event in hedged.events("usage")] == [0.5, 0.25]
+
+
+def test_a_call_that_is_cut_takes_its_shadow_along(hedged: Hedged) -> None:
+    """Both holders are told, and what each of them claimed, or would have, is told to whom counts loads."""
+    shadow, box = hedged.shadow(), hedged.claim("1.m", "other#1")
+    commit = Commit({}, {}, b"decided", cut=["0.0", "0.1"], decided="{}")
+
+    drain = hedged.ledger.consume(hedged.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
+
+    assert sorted(drain.cut) == [("0.0", hedged.first.fence), ("0.0.~", shadow.fence), ("0.1", 1)]
+    assert sorted(hedged.heard()) == [("quick", ["0.0.~"]), ("slow", ["0.0"])]
+    assert [live.call for live in hedged.ledger.live_calls(hedged.run_id)] == ["1.m"]
+    assert hedged.record(hedged.first, "slow#1") == ["0.0"]
+    assert hedged.record(shadow, "quick#7") == ["0.0.~"]
+
+
+def test_a_cut_that_is_sent_again_cuts_nothing_twice(hedged: Hedged) -> None:
+    box = hedged.claim("1.m", "other#1")
+    commit = Commit({}, {}, b"decided", cut=["0.0"], decided="{}")
+    for _ in range(2):
+        hedged.ledger.consume(hedged.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
+    assert [event.kind for event in hedged.events("cut", "decided")] == ["cut", "decided"]
