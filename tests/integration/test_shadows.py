@@ -26,16 +26,16 @@ _ids = itertools.count()
 
 
 class Hedged:
-    """A run with two calls and a mailbox; of the calls `0.0` is held by `slow` and has a shadow; who hears what is noted."""
+    """A run with two calls or more, of which `0.0` is held by `slow` and has a shadow; who hears what is noted."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, *more: str) -> None:
         self.ledger, self.run_id = Ledger(client), f"hedged-{next(_ids)}"
         self.ledger.open_run(
             self.run_id,
             plan="p",
             name="n",
             inputs=NIL,
-            roots=[("there", ["0.0", "0.1", "1.m"])],
+            roots=[("there", ["0.0", "0.1", *more])],
             retention_s=60.0,
             max_run_s=60.0,
         )
@@ -88,7 +88,16 @@ class Hedged:
 
 @pytest.fixture
 def hedged(redis_client: Redis) -> Iterator[Hedged]:
-    made = Hedged(redis_client)
+    yield from checked(Hedged(redis_client))
+
+
+@pytest.fixture
+def boxed(redis_client: Redis) -> Iterator[Hedged]:
+    """With a mailbox, which may cut calls."""
+    yield from checked(Hedged(redis_client, "1.m"))
+
+
+def checked(made: Hedged) -> Iterator[Hedged]:
     yield made
     for listener in made.listeners:
         listener.close()
@@ -287,23 +296,23 @@ def test_what_both_used_is_noted_once_each(hedged: Hedged) -> None:
     assert [event.cost_usd for event in hedged.events("usage")] == [0.5, 0.25]
 
 
-def test_a_call_that_is_cut_takes_its_shadow_along(hedged: Hedged) -> None:
+def test_a_call_that_is_cut_takes_its_shadow_along(boxed: Hedged) -> None:
     """Both holders are told, and what each of them claimed, or would have, is told to whom counts loads."""
-    shadow, box = hedged.shadow(), hedged.claim("1.m", "other#1")
+    shadow, box = boxed.shadow(), boxed.claim("1.m", "other#1")
     commit = Commit({}, {}, b"decided", cut=["0.0", "0.1"], decided="{}")
 
-    drain = hedged.ledger.consume(hedged.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
+    drain = boxed.ledger.consume(boxed.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
 
-    assert sorted(drain.cut) == [("0.0", hedged.first.fence), ("0.0.~", shadow.fence), ("0.1", 1)]
-    assert sorted(hedged.heard()) == [("quick", ["0.0.~"]), ("slow", ["0.0"])]
-    assert [live.call for live in hedged.ledger.live_calls(hedged.run_id)] == ["1.m"]
-    assert hedged.record(hedged.first, "slow#1") == ["0.0"]
-    assert hedged.record(shadow, "quick#7") == ["0.0.~"]
+    assert sorted(drain.cut) == [("0.0", boxed.first.fence), ("0.0.~", shadow.fence), ("0.1", 1)]
+    assert sorted(boxed.heard()) == [("quick", ["0.0.~"]), ("slow", ["0.0"])]
+    assert [live.call for live in boxed.ledger.live_calls(boxed.run_id)] == ["1.m"]
+    assert boxed.record(boxed.first, "slow#1") == ["0.0"]
+    assert boxed.record(shadow, "quick#7") == ["0.0.~"]
 
 
-def test_a_cut_that_is_sent_again_cuts_nothing_twice(hedged: Hedged) -> None:
-    box = hedged.claim("1.m", "other#1")
+def test_a_cut_that_is_sent_again_cuts_nothing_twice(boxed: Hedged) -> None:
+    box = boxed.claim("1.m", "other#1")
     commit = Commit({}, {}, b"decided", cut=["0.0"], decided="{}")
     for _ in range(2):
-        hedged.ledger.consume(hedged.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
-    assert [event.kind for event in hedged.events("cut", "decided")] == ["cut", "decided"]
+        boxed.ledger.consume(boxed.run_id, box, holder="other#1", sources=[], need=None, commit=commit)
+    assert [event.kind for event in boxed.events("cut", "decided")] == ["cut", "decided"]

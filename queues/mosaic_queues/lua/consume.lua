@@ -54,7 +54,8 @@ if arg.commit then
   -- Calls that grow or are undone change the state. Where it is there already, this is sent again because its answer was lost,
   -- and those calls have gone on.
   local is_new = not (arg.grow or arg.undo or #arg.cut > 0 or arg.decided ~= '') or redis.call('HGET', BOXES, 'm:' .. arg.id) ~= ARGV[2]
-  redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
+  local added = redis.call('HSET', BOXES, 'c:' .. arg.id, cmsgpack.pack(cursors), 'm:' .. arg.id, ARGV[2])
+  if added > 0 then redis.call('PEXPIRE', BOXES, redis.call('PTTL', RUN)) end   -- may be the first that is kept there
   if call[AWAITED] == 1 then
     for _, stream in ipairs(arg.sources) do
       redis.call('XADD', stream_key(stream .. '!'), 'MAXLEN', 1, '*', 'read', arg.id)
