@@ -255,6 +255,8 @@ def _both_ways(
     *,
     alone: bool = False,
 ) -> tuple[list[float], list[float]]:
+    whom = "without an aggregator" if alone else "with one"
+    print(f"{len(sets)} sets of {len(sets[0])}, {whom}, both parts held out in turn", flush=True)
     here, there = (deltas(mixture, recordings, turn, sets, alone=alone) for turn in (parts, parts.turned))
     return here, there
 
