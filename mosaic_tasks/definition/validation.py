@@ -369,6 +369,15 @@ class _Checker:
                 "mixture",
                 "min_experts",
             )
+        gate = mixture.gate
+        if gate.kind == "quorum" and gate.quorum > planned:
+            self._report(
+                f"{gate.quorum:g} votes for one answer cannot be had of {planned} that can come; lower it, or give a "
+                "share below 1",
+                "mixture",
+                "gate",
+                "quorum",
+            )
 
     def _check_answer_field(self, field: str, schema: Schema) -> None:
         try:
