@@ -3,19 +3,22 @@ be killed at a step of hedging."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from redis.asyncio import Redis
+
 from mosaic_queues.errors import EngineError
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.engines.replay import ReplayEngine
 from mosaic_tasks.execution.placing import dispatching, fleets
 from mosaic_tasks.execution.process import Process
-from tests.integration.stream_tools import _server, tell
+from tests.integration.stream_tools import GATE_S, tell
+
+GATE_MS = int(1000 * GATE_S)
 
 dispatching.Hedges = partial(dispatching.Hedges, calls=1_000.0)  # type: ignore[misc, assignment]
 dispatching.hedge_after_s = lambda *_args, **_options: 0.05
@@ -27,13 +30,12 @@ async def _gated(self: ReplayEngine, request: Any) -> Any:
     name = Path(request.model).stem
     tell(f"asked {name}", 1)
     try:
-        with _server() as server:
+        async with Redis.from_url(os.environ["MOSAIC_REDIS_URL"]) as server:
             async for event in _stream(self, request):
                 yield event
-                if server.exists(f"test:broken:{name}"):
+                if await server.exists(f"test:broken:{name}"):
                     raise EngineError("it is broken")
-                while not server.exists(f"test:open:{name}"):
-                    await asyncio.sleep(0.01)
+                await server.xread({f"test:open:{name}": "0"}, block=GATE_MS)
     finally:
         tell(f"left {name}", 1)
 

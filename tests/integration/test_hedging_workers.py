@@ -57,7 +57,8 @@ class Site:
 
     def open(self, name: str) -> None:
         """The engine answers from now on."""
-        self.client.set(f"test:open:{name}", 1, ex=60)
+        self.client.xadd(f"test:open:{name}", {"is": "open"})
+        self.client.expire(f"test:open:{name}", 60)
 
     def await_asked(self, *names: str, times: int = 1) -> None:
         for name in names:
