@@ -238,7 +238,10 @@ def test_layers_are_rounds() -> None:
         ({"aggregator": "synthesis"}, "needs a `model`"),
         ({"aggregator": {"kind": "majority", "model": "openai:x"}}, "counts and asks no model"),
         ({"aggregator": "rank"}, "needs a `verifier`"),
-        ({"gate": {"kind": "quorum", "quorum": 4}}, "4 votes for one answer cannot be had of 3 that can come"),
+        (
+            {"gate": {"kind": "quorum", "quorum": 4}},
+            "4 votes for one answer cannot be had of 3 that can come",
+        ),
         ({"rules": {"pattern": "("}}, "pattern"),
         ({"budget": -1}, "greater than or equal to 0"),
         ({"budget": float("inf")}, "finite"),
