@@ -30,7 +30,7 @@ async def _gated(self: ReplayEngine, request: Any) -> Any:
     name = Path(request.model).stem
     tell(f"asked {name}", 1)
     try:
-        async with Redis.from_url(os.environ["MOSAIC_REDIS_URL"]) as server:
+        async with Redis.from_url(os.environ["MOSAIC_REDIS_URL"], socket_timeout=None) as server:
             async for event in _stream(self, request):
                 yield event
                 if await server.exists(f"test:broken:{name}"):

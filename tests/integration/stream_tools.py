@@ -36,6 +36,13 @@ def open_gate(client: Redis, name: str, times: int = 1) -> None:
     client.rpush(f"test:gate:{name}", *range(times))
 
 
+def open_engines(client: Redis, *names: str) -> None:
+    """Has the gated engines (`hedge_gates`) of these names answer, those to come too."""
+    for name in names:
+        client.xadd(f"test:open:{name}", {"is": "open"})
+        client.expire(f"test:open:{name}", 2 * GATE_S)
+
+
 def happened(client: Redis, what: str) -> list[str]:
     """What the tools told under a name."""
     return [raw.decode() for raw in client.lrange(f"test:told:{what}", 0, -1)]

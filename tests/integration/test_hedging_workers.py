@@ -25,7 +25,7 @@ from mosaic_tasks.execution.placing.asking import Asking
 from mosaic_tasks.execution.placing.dispatching import Dispatcher, release_sent
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.execution.sent import Sent, Straggler
-from tests.integration.stream_tools import await_told, happened
+from tests.integration.stream_tools import await_told, happened, open_engines
 from tests.integration.test_simulated_worker import FAST, SLOW, SimulatedGpus, asked, gpus
 from tests.services import Worker, Workers, key_events
 
@@ -57,8 +57,7 @@ class Site:
 
     def open(self, name: str) -> None:
         """The engine answers from now on."""
-        self.client.xadd(f"test:open:{name}", {"is": "open"})
-        self.client.expire(f"test:open:{name}", 60)
+        open_engines(self.client, name)
 
     def await_asked(self, *names: str, times: int = 1) -> None:
         for name in names:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mosaic_queues.settings import settings
 from mosaic_tasks import Run
 from tests.integration.mixture_runs import ask, number, says
 from tests.integration.stream_runs import run as run_nodes
-from tests.integration.stream_tools import await_told, happened
+from tests.integration.stream_tools import await_told, happened, open_engines
 from tests.services import Workers, key_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -50,12 +51,7 @@ def start(workers: Workers) -> Callable[..., None]:
 @pytest.fixture
 def open_(redis_client: Redis) -> Open:
     """Has engines write on."""
-
-    def opened(*names: str) -> None:
-        for name in names:
-            redis_client.set(f"test:open:{name}", 1, ex=60)
-
-    return opened
+    return partial(open_engines, redis_client)
 
 
 def two_and(folder: Path, slow: dict[str, Any], *, named: str) -> Run:

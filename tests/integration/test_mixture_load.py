@@ -14,7 +14,7 @@ from mosaic_queues.settings import settings
 from mosaic_tasks import Run
 from tests.integration.mixture_runs import ask, experts, number, says
 from tests.integration.stream_runs import run as run_nodes
-from tests.integration.stream_tools import await_told
+from tests.integration.stream_tools import await_told, open_engines
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
@@ -55,11 +55,6 @@ def busy(workers: Workers, redis_client: Redis) -> Run:
     return run
 
 
-def opened(client: Redis, *names: str) -> None:
-    for name in names:
-        client.set(f"test:open:{name}", 1, ex=60)
-
-
 def asks(asked: list[dict[str, Any]], **fields: Any) -> Run:
     return ask(asked, gate="none", **fields)
 
@@ -67,7 +62,7 @@ def asks(asked: list[dict[str, Any]], **fields: Any) -> Run:
 def test_a_mixture_that_begins_under_load_asks_fewer_experts_and_says_so(
     busy: Run, redis_client: Redis
 ) -> None:
-    opened(redis_client, "sage")
+    open_engines(redis_client, "sage")
     run = asks(SAGES)
     told = run.result(WAIT_S)
     record = run.mixture("answer")
@@ -77,14 +72,14 @@ def test_a_mixture_that_begins_under_load_asks_fewer_experts_and_says_so(
     assert record.relief.endswith(" of what the targets can take): asked 2 instead of 5 experts")
     assert record.relief in next(each.text for each in run.explain() if each.node == "answer")
     assert asks(SAGES, min_experts=4).result(WAIT_S)["asked"] == 4
-    opened(redis_client, "busy")
+    open_engines(redis_client, "busy")
     assert busy.result(WAIT_S) == "At last."
 
 
 def test_one_whose_experts_nobody_places_asks_all(busy: Run, redis_client: Redis, tmp_path: Path) -> None:
-    opened(redis_client, "e0", "e1", "e2")
+    open_engines(redis_client, "e0", "e1", "e2")
     told = asks(experts(tmp_path, number(18), number(18), number(5))).result(WAIT_S)
     assert told["asked"] == 3
     assert "relief" not in told
-    opened(redis_client, "busy")
+    open_engines(redis_client, "busy")
     assert busy.result(WAIT_S) == "At last."
