@@ -17,6 +17,10 @@ MosaicError
  │    └── PayloadCorrupt       the checksum does not match, or the bytes are gone
  ├── DefinitionError           a workflow is wrong; names file, line, node and field
  ├── InputError                the inputs given to a run do not fit the workflow
+ ├── AccessError               whoever asks may not
+ │    ├── Unauthenticated      nobody is known by what was shown
+ │    ├── Forbidden            the principal lacks a scope
+ │    └── QuotaExceeded        the tenant has had its share; says when there is more
  ├── NoWorker                  nobody serves a queue that a run waits for
  ├── RunFailed                 a run ended without a result; names node, call and cause
  ├── RunCancelled              a run was cancelled
@@ -125,6 +129,30 @@ class DefinitionError(MosaicError):
 
 class InputError(MosaicError):
     """The inputs given to a run do not fit the workflow."""
+
+
+class AccessError(MosaicError):
+    """Whoever asks may not do that."""
+
+
+class Unauthenticated(AccessError):
+    """Nobody is known by what was shown: no credential, a wrong one, or one that is over."""
+
+
+class Forbidden(AccessError):
+    """The principal lacks a scope."""
+
+
+class QuotaExceeded(AccessError):
+    """The tenant has had its share.
+
+    Attributes:
+        retry_after_s: there may be more in so many seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class NoWorker(MosaicError):

@@ -136,19 +136,19 @@ def test_the_environment_is_that_of_the_lock() -> None:
 def test_every_import_of_the_packages_is_declared_for_users() -> None:
     """What only the development environment happens to have is missing after `pip install mosaic-tasks`."""
     project = PROJECT["project"]
-    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    lines = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {canonicalize_name(Requirement(line).name) for each in lines for line in each}
     homes = importlib.metadata.packages_distributions()
     optional = {
         "genai_prices",
         "gguf",
-        "numpy",
-        "psutil",
-        "safetensors",
+        "sentence_transformers",
+        "starlette",
         "tokenizers",
         "torch",
         "transformers",
-        "vllm",
     }
+    optional |= {"safetensors", "vllm"}
     imported = {
         name.partition(".")[0]
         for folder in ("mosaic_tasks", "queues/mosaic_queues", "routing/mosaic_routing")

@@ -1,0 +1,1 @@
+"""Who may do what: API keys, bearer tokens of an identity provider, tenants, quotas, and the audit log."""

@@ -1,0 +1,51 @@
+"""Whoever asks, and what that one may do."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from mosaic_queues.errors import Forbidden
+
+Scope = Literal["submit", "read", "cancel", "score", "operate"]
+"""`submit` starts runs; `read` sees those of the own tenant; `cancel` ends them and runs them again; `score` says how
+right answers were; `operate` sees the runs of all tenants, the workers, and the metrics."""
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Whoever asks.
+
+    Attributes:
+        subject: for people and the audit log: the name of a key, or the subject of a token.
+        tenant: on whose account.
+        scopes: what the principal may do.
+    """
+
+    subject: str
+    tenant: str = ""
+    scopes: frozenset[Scope] = frozenset()
+
+    def require(self, scope: Scope) -> None:
+        """Checks that the principal has a scope.
+
+        Raises:
+            Forbidden: it does not.
+        """
+        if scope not in self.scopes:
+            raise Forbidden(f"{self.subject!r} lacks the scope {scope!r}; ask for a key that has it")
+
+    def sees(self, tenant: str) -> bool:
+        """Whether the runs of a tenant are any of its business."""
+        return tenant == self.tenant or "operate" in self.scopes
+
+
+class Gate(Protocol):
+    """Tells who asks, by what they show."""
+
+    def admit(self, credential: str | None) -> Principal:
+        """The principal that a credential stands for; None: none was shown.
+
+        Raises:
+            Unauthenticated: it stands for nobody, or not any more.
+        """

@@ -1,0 +1,1 @@
+"""From Celery canvases to workflow files."""

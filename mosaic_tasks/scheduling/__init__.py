@@ -1,0 +1,1 @@
+"""Schedules: which runs start when, and the beat that starts them, each tick once."""
