@@ -23,7 +23,15 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements" / "lock.txt"
 PROJECT = "mosaic-tasks"
-EVERYTHING = ["--group", "dev", "-e", f"{ROOT}[flower,gateway,gpu,procfile,reports,tracing]", "pip", "hatchling", "editables"]
+EVERYTHING = [
+    "--group",
+    "dev",
+    "-e",
+    f"{ROOT}[flower,gateway,gpu,procfile,reports,tracing]",
+    "pip",
+    "hatchling",
+    "editables",
+]
 PYTHONS = ("3.11.0", "3.11.9", "3.12.0", "3.13.0")
 SYSTEMS = {"linux": "Linux", "darwin": "Darwin"}
 HEADER = """\
