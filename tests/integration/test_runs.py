@@ -193,6 +193,8 @@ def test_plain_celery_can_submit_by_name(worker: Workers, redis_url: str, tmp_pa
     with plain:
         sent = plain.send_task("mosaic.submit", args=[str(file), {"x": 4}], queue="mosaic.cpu")
         run_id = sent.get(timeout=30)
+        plain.backend.result_consumer.stop()
+        plain.backend.client.close()
     assert get_run(run_id).result(timeout_s=30) == 8
 
 

@@ -1,0 +1,1 @@
+"""A Django project whose tickets are answered by a workflow, once their transaction is committed."""

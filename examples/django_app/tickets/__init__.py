@@ -1,0 +1,1 @@
+"""Tickets, and the runs that answer them."""

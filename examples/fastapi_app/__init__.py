@@ -1,0 +1,1 @@
+"""A FastAPI app that sums texts up, and shows the summary while it is written."""
