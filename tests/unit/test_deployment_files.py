@@ -267,7 +267,7 @@ def test_what_the_compose_file_starts_in_our_images_is_installed_there() -> None
     assert {each[0] for each in words} == {"celery"}
     assert {"celery", "mosaic"} <= scripts
     extras = re.findall(r"'\.\[(.+)\]'$", (DOCKER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
-    assert extras == ["cron", "cron,flower"]
+    assert extras == ["cron,reports,tracing", "cron,flower,gateway,reports,tracing"]
 
 
 def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
