@@ -1,0 +1,105 @@
+"""Every command and file of the documentation works, as `guides.py` runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from redis import Redis
+
+from mosaic_tasks.cli import application
+from tests.integration.guides import ROOT, Block, Guide, blocks_of, mosaic_lines
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/README.md")])
+FOLLOWED = [page for page in PAGES if any(b.language == "sh" and not b.mark for b in blocks_of(page))]
+ALL = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_its_commands_work_in_order(page: Path, redis_url: str, redis_client: Redis, tmp_path: Path) -> None:
+    for each in ("examples", "queues", "routing", "docker", "Makefile", "Procfile"):
+        (tmp_path / each).symlink_to(ROOT / each)
+    committed(tmp_path)
+    environment = {"MOSAIC_REDIS_URL": redis_url, "MOSAIC_HOME": str(tmp_path / ".mosaic")}
+    guide = Guide(page, environment=environment, directory=tmp_path, client=redis_client)
+    assert guide.follow()
+
+
+def committed(folder: Path) -> None:
+    """Makes the folder a git repository, as a clone is one."""
+    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "PROJ-12: keep orders"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_no_command_hides_from_the_tests(page: Path) -> None:
+    """Commands that are indented, or in blocks of another kind, would be run by nobody."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    words = "mosaic|celery|curl|make|docker|helm|kubectl|pip|python|export|redis-cli|honcho"
+    assert re.findall(rf"^(?:    |\t)(?:\$ )?(?:{words}) .*$", text, re.MULTILINE) == []
+    kinds = {
+        (block.language, block.mark) for block in blocks_of(page) if block.language in ("sh", "bash", "shell")
+    }
+    assert kinds <= {("sh", ""), ("sh", "background"), ("sh", "elsewhere"), ("sh", "worker")}
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_its_shell_blocks_can_be_read_and_their_options_exist(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "sh":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+            for words in mosaic_lines(block.text):
+                assert unknown_options(words) == [], words
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_its_data_blocks_can_be_read(page: Path) -> None:
+    for block in blocks_of(page):
+        read(block)
+
+
+def read(block: Block) -> None:
+    match block.language:
+        case "yaml":
+            list(yaml.safe_load_all(block.text))
+        case "json":
+            json.loads(block.text)
+        case "toml":
+            tomllib.loads(block.text)
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    command: Any = typer.main.get_command(application)
+    rest = list(words)
+    while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+        found = command.commands.get(rest[0])
+        if found is None:
+            return [rest[0]]
+        command, rest = found, rest[1:]
+    known = {
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    return [word for word in given(rest) if word not in known | {"--help", "-h"}]
+
+
+def given(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if word == "--":
+            return
+        if re.match(r"--?[a-zA-Z]", word):
+            yield word.partition("=")[0]
