@@ -55,7 +55,7 @@ def test_no_command_hides_from_the_tests(page: Path) -> None:
     kinds = {
         (block.language, block.mark) for block in blocks_of(page) if block.language in ("sh", "bash", "shell")
     }
-    assert kinds <= {("sh", ""), ("sh", "background"), ("sh", "elsewhere"), ("sh", "worker")}
+    assert kinds <= {("sh", ""), ("sh", "background"), ("sh", "elsewhere")}
 
 
 @pytest.mark.parametrize("page", ALL, ids=name_of)
