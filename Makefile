@@ -2,7 +2,7 @@
 # Needed: make, git, and Python 3.11 or later (PYTHON=/path/to/python names a certain one). What runs a real vLLM engine
 # builds .venv-engine beside it, with Python 3.11.
 .DEFAULT_GOAL := help
-.PHONY: help env dev engine demo test test-engine check format bench lock clean
+.PHONY: help env dev engine demo flower test test-engine check format bench lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 # Several processes share the tests (ARGS='-n 0': one, as a debugger needs it). Those of an engine compute, the others
@@ -37,6 +37,9 @@ engine: ## build .venv-engine, an environment with vLLM for the CPU (2.5 GB)
 
 demo: env $(if $(MODEL),engine) ## the weekly report of a git repository (REPO=path SINCE='2 weeks ago' TICKETS=file MODEL=smollm2; default: this clone, no model)
 	@$(PY) scripts/demo.py
+
+flower: env ## a run watched in Flower, on http://127.0.0.1:5555 (FLOWER_PORT=n: on another port), until Ctrl-C
+	@$(PY) scripts/flower.py
 
 test: env ## all tests but those of a real engine (ARGS='-k name -x' goes to pytest)
 	@$(PY) $(PYTEST) -n auto $(ARGS)

@@ -264,8 +264,9 @@ def keys_left(processes: Processes, server: Server, shapes: Sequence[Shape]) -> 
 
 
 def _keys(client: Redis) -> list[bytes]:
-    """All keys but the broker's own lists."""
-    return [key for key in client.scan_iter(count=1000) if not key.startswith(BROKER_KEYS)]
+    """All keys but the broker's own lists, and the sums of what was counted, which expire long after."""
+    kept = (BROKER_KEYS, b"mosaic:{tallies}")
+    return [key for key in client.scan_iter(count=1000) if not key.startswith(kept)]
 
 
 def time_figures(times: Mapping[str, Mapping[str, Times]]) -> dict[str, float | None]:

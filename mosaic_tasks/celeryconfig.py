@@ -23,6 +23,8 @@ result_expires = 3600
 # A list for each level: by default kombu has four lists for the ten.
 broker_transport_options: dict[str, Any] = {"priority_steps": list(LEVELS)}
 
+beat_scheduler = "mosaic_tasks.scheduling.beat:Scheduler"
+
 # Schedules lie on the server. Of several beats the holder of the lock sends; one that is silent for as long as any
 # process may be loses it, and ends.
 beat_max_loop_interval = settings().liveness_s / 4

@@ -13,15 +13,15 @@ from typing import Any, TypedDict, Unpack, cast
 from celery import Celery
 
 from mosaic_queues.connection import server_errors, server_ms
-from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
+from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
-from mosaic_queues.transitions import LiveCall, RunRecord
+from mosaic_queues.transitions import LiveCall, RunRecord, RunStatus
 from mosaic_routing.inventory import engines
 from mosaic_routing.queues import ROUTED
 from mosaic_routing.targets import Objective
 from mosaic_tasks.app import app as default_app
-from mosaic_tasks.definition.plan import Plan
+from mosaic_tasks.definition.plan import NodePlan, Plan
 from mosaic_tasks.definition.references import did_you_mean
 from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.definition.workflow import Workflow
@@ -30,14 +30,18 @@ from mosaic_tasks.execution.process import Process, ledger_url, process_for
 from mosaic_tasks.execution.redoing import redo_of
 from mosaic_tasks.execution.sent import sent_of
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
+from mosaic_tasks.inspection.happening import Happenings
+from mosaic_tasks.inspection.listing import Wanted, page_of_runs
 from mosaic_tasks.inspection.progress import NodeView, RunView, project
-from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, part_of
+from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent, part_of
 from mosaic_tasks.inspection.said import said
 from mosaic_tasks.inspection.standing import Patience, PatientAsyncReading, PatientReading, Standing
 from mosaic_tasks.mixtures.recording import Record
 from mosaic_tasks.submission import submit_to
 
 WORKER_CHECK_S = 1.0
+_PAGE = 8
+"""Entries of a stream that a reader among many holds at once."""
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -49,6 +53,7 @@ class SubmitOptions(TypedDict, total=False):
     deadline_s: float | None
     budget_usd: float | None
     tenant: str
+    webhook: str | None
     app: Celery | None
 
 
@@ -62,6 +67,7 @@ def submit(
     deadline_s: float | None = None,
     budget_usd: float | None = None,
     tenant: str = "",
+    webhook: str | None = None,
     app: Celery | None = None,
 ) -> Run:
     """Starts a run.
@@ -77,11 +83,13 @@ def submit(
         deadline_s: the run fails when it takes longer.
         budget_usd: its calls may cost so much together.
         tenant: on whose account it runs.
+        webhook: a URL that a worker tells the run's end, signed with its MOSAIC_WEBHOOK_SECRET, at least once.
         app: the Celery app to publish with; default: `mosaic_tasks.app`.
 
     Raises:
         DefinitionError: the workflow is wrong.
-        InputError: the inputs do not fit, a term makes no sense, or the key stands for something else.
+        InputError: the inputs do not fit, a term makes no sense, the key stands for something else, or the webhook may
+            not be told.
         ServerUnavailable: the server does not answer.
     """
     app = app or default_app
@@ -92,7 +100,8 @@ def submit(
         budget_usd=budget_usd,
         tenant=tenant,
     )
-    return Run(submit_to(app, workflow, inputs, key=key, terms=terms), process_for(app))
+    submitted = submit_to(app, workflow, inputs, key=key, terms=terms, webhook=webhook)
+    return Run(submitted.run_id, process_for(app))
 
 
 async def asubmit(
@@ -115,17 +124,37 @@ def get_run(run_id: str, *, app: Celery | None = None) -> Run:
     return run
 
 
-def list_runs(*, app: Celery | None = None) -> list[RunRecord]:
-    """The runs that are not over, oldest first."""
-    process = process_for(app or default_app)
-    found = []
-    for run_id, _ in process.ledger.listed_runs():
-        try:
-            record = process.ledger.run(run_id)
-        except UnknownRun:
-            continue
-        if record.status == "running":
-            found.append(record)
+def list_runs(
+    *,
+    tenant: str | None = None,
+    status: RunStatus | None = None,
+    workflow: str | None = None,
+    limit: int = 100,
+    before: str | None = None,
+    app: Celery | None = None,
+) -> list[RunRecord]:
+    """Runs, newest first; those that are over too, as long as they are retained.
+
+    Args:
+        tenant: those of one tenant; default: of all.
+        status: `running`, `done`, `failed` or `cancelled`; default: any.
+        workflow: those of the workflow of this name; default: of any.
+        limit: so many at most.
+        before: the id of a run: those that are older than it.
+
+    Raises:
+        ServerUnavailable: the server does not answer.
+    """
+    app = app or default_app
+    process, wanted, found = process_for(app), Wanted(tenant, status, workflow), list[RunRecord]()
+    with server_errors(ledger_url(app)):
+        while len(found) < limit:
+            left, now_ms = limit - len(found), process.now_ms()
+            page = page_of_runs(process.ledger, wanted, limit=left, before=before, now_ms=now_ms)
+            found += page.records
+            before = page.next
+            if before is None:
+                break
     return found
 
 
@@ -260,6 +289,25 @@ class Run:
             if event is not None:
                 after = event.id
 
+    def aevents(self, *, after: str = "0") -> AsyncReading[Event]:
+        """What happens, in order, to the run's end, for coroutines: `async for`, in an `async with` where it is left
+        earlier. It ends when the run is over and all of it was told; takes no connection and no thread of its own.
+
+        Args:
+            after: the id of the last event already seen.
+
+        Raises:
+            InputError: `after` is no id of an event.
+        """
+        ledger = self._process.ledger
+        return AsyncReading(ledger, partial(Happenings, ledger, self.id, after), follow=True, page=_PAGE)
+
+    def apieces(self, node: str | None = None, *, after: str | None = None) -> AsyncReading[StreamEvent]:
+        """`astream` as it was said, with what was taken back since: however long the stream is, and however slow its
+        reader, only a few entries are held."""
+        open_part = partial(self._raw_part, node, after)
+        return AsyncReading(self._process.ledger, open_part, follow=True, page=_PAGE)
+
     def stream(
         self,
         node: str | None = None,
@@ -267,7 +315,7 @@ class Run:
         after: str | None = None,
         follow: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> Reading[StreamEvent]:
         """What a node puts out, as it comes: an iterator of `StreamEvent`.
 
         It ends after the event `end`, and without one when the run failed or was cancelled before the node closed.
@@ -296,7 +344,7 @@ class Run:
         after: str | None = None,
         follow: bool = True,
         timeout_s: float | None = None,
-    ) -> AsyncReading:
+    ) -> AsyncReading[StreamEvent]:
         """`stream` for coroutines: `async for`, in an `async with` where it is left earlier. Its first event raises."""
         patience = self._patience(node, timeout_s if follow else None)
         open_part = partial(self._part, node, after, patience)
@@ -309,16 +357,24 @@ class Run:
         what = f"{told} of run {self.id} has not ended after {timeout_s:g} s; the run goes on"
         return Patience(time.monotonic() + timeout_s, what)
 
-    def _part(self, node: str | None, after: str | None, patience: Patience | None) -> Part:
-        """How a node is read."""
+    def _raw_part(self, node: str | None, after: str | None) -> Part[StreamEvent]:
+        return self._parts_of(node, after)[0]
+
+    def _part(self, node: str | None, after: str | None, patience: Patience | None) -> Part[StreamEvent]:
+        """How a node is read by who wants what stands."""
+        part, source, read = self._parts_of(node, after)
+        is_ordered, is_fresh = read.for_each is None, after is None
+        return Standing(part, source, is_ordered=is_ordered, is_fresh=is_fresh, patience=patience)
+
+    def _parts_of(self, node: str | None, after: str | None) -> tuple[Part[StreamEvent], Source, NodePlan]:
+        """How a node is read, where it is, and what it is."""
         prepared, process = self._process.plan_of(self.id), self._process
         number = prepared.plan.output if node is None else _number_of(prepared.plan, node)
         read = prepared.plan.nodes[number]
         self._check_has_output(prepared.plan, number)
         source = Source(process.ledger, process.payloads, self.id, number, read.name)
         part = part_of(source, read, is_read=bool(prepared.readers(str(number))), after=after)
-        is_ordered, is_fresh = read.for_each is None, after is None
-        return Standing(part, source, is_ordered=is_ordered, is_fresh=is_fresh, patience=patience)
+        return part, source, read
 
     def _check_has_output(self, plan: Plan, number: int) -> None:
         asker = plan.nodes[number].asked_by
@@ -419,9 +475,14 @@ class Run:
         """`result` for coroutines."""
         return await asyncio.to_thread(self.result, timeout_s)
 
-    def explain(self) -> list[Explanation]:
-        """For each node that is not over, what it waits for; `str` of each is a sentence."""
-        process, plan, view = self._process, self.plan(), self.view()
+    def explain(self, view: RunView | None = None) -> list[Explanation]:
+        """For each node that is not over, what it waits for; `str` of each is a sentence.
+
+        Args:
+            view: the run's, where it is at hand.
+        """
+        process, plan = self._process, self.plan()
+        view = self.view() if view is None else view
         return explain(
             plan,
             view,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import structlog
@@ -12,6 +12,13 @@ import structlog
 Form = Literal["text", "json"]
 
 _form: Form = "text"
+_extend: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+
+def extend(add: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Has lines of the form `json` go through a function, which may add what it knows of where they come from."""
+    global _extend
+    _extend = add
 
 
 def form() -> Form:
@@ -57,12 +64,18 @@ def _added(form: Form) -> Sequence[Any]:
     if form == "text":
         return [std.add_log_level, structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False)]
     return [
+        structlog.contextvars.merge_contextvars,
+        _extended,
         std.add_logger_name,
         std.add_log_level,
         std.ExtraAdder(allow=["error"]),
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,
     ]
+
+
+def _extended(_logger: Any, _method: str, event: Any) -> Any:
+    return _extend(event)
 
 
 def _renderer(form: Form, colors: bool) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from celery import Celery
@@ -27,9 +27,18 @@ from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.registry import configured
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process, ledger_url, process_for
+from mosaic_tasks.observability.origin import origin
+from mosaic_tasks.webhooks.targets import check_url
 
 SLOW_S = 10.0
 """An opening that takes longer may find its run taken from the index meanwhile: it is entered once more."""
+
+
+class Submitted(NamedTuple):
+    """A run; of an idempotency key that is known it is the earlier one, which is not new."""
+
+    run_id: str
+    is_new: bool
 
 
 def submit_to(
@@ -39,11 +48,9 @@ def submit_to(
     *,
     key: str | None,
     terms: Terms = Terms(),  # noqa: B008
-) -> str:
+    webhook: str | None = None,
+) -> Submitted:
     """Checks and compiles a workflow, opens a run of it, and publishes its first calls through `app`.
-
-    Returns:
-        The run id; of the earlier run, when the idempotency key is known.
 
     Raises:
         ConfigurationError: the router is to place calls, and the model pool cannot be read.
@@ -56,7 +63,7 @@ def submit_to(
     if any(node.queue == ROUTED for node in plan.nodes):
         pool()  # one that cannot be read is told here, and not by each who is to place a call
     with server_errors(ledger_url(app)):
-        return open_run(process_for(app), plan, values, key=key)
+        return open_run(process_for(app), plan, values, key=key, webhook=webhook)
 
 
 def plan_for(definition: Workflow) -> Plan:
@@ -68,25 +75,44 @@ def plan_for(definition: Workflow) -> Plan:
     return compile_workflow(definition, default_model=configured())
 
 
-def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: str | None = None) -> str:
+def open_run(
+    process: Process,
+    plan: Plan,
+    inputs: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    webhook: str | None = None,
+) -> Submitted:
     """Opens a run of a plan.
 
-    Crash-safe in its order: plan, index, ledger, messages; from wherever it stops the sweeper or a second submission
-    with the same key goes on.
+    Crash-safe in its order: webhook, plan, index, ledger, messages; from wherever it stops the sweeper or a second
+    submission with the same key goes on.
 
     Raises:
-        InputError: an input holds what cannot be stored, or the key stands for another workflow or other inputs.
+        InputError: an input holds what cannot be stored, the key stands for another workflow or other inputs, or the
+            webhook may not be told.
     """
+    if webhook is not None:
+        check_url(webhook)
     config, ledger = process.settings, process.ledger
     keep_s = config.max_run_s + config.retention_s
     run_id = new_run_id()
     if key is not None:
-        run_id = _run_for_key(ledger, key, _keyed(run_id, plan, inputs), keep_s=keep_s)
+        run_id = _run_for_key(ledger, plan.tenant, key, _keyed(run_id, plan, inputs), keep_s=keep_s)
     packed = _pack_inputs(process, run_id, inputs)
     data = plan.encode()
     prepared = PreparedPlan(plan_hash(data), plan)
-    begun = time.monotonic()
-    ledger.prepare_run(run_id, plan_hash=prepared.hash, plan=data, now_ms=process.now_ms(), keep_s=keep_s)
+    if webhook is not None:
+        process.webhooks.register(run_id, webhook)
+    begun, begun_ns = time.monotonic(), time.time_ns()
+    ledger.prepare_run(
+        run_id,
+        plan_hash=prepared.hash,
+        plan=data,
+        tenant=plan.tenant,
+        now_ms=process.now_ms(),
+        keep_s=keep_s,
+    )
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,
@@ -96,12 +122,14 @@ def open_run(process: Process, plan: Plan, inputs: Mapping[str, Any], *, key: st
         roots=roots,
         retention_s=config.retention_s,
         max_run_s=config.max_run_s,
+        origin=(course := origin()),
     )
     if opened:
         if time.monotonic() - begun > SLOW_S:
             ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)
         process.publish(run_id, prepared, ready_at_once(roots))
-    return run_id
+        process.observer.submitted(run_id, plan.name, origin=course, start_ns=begun_ns)
+    return Submitted(run_id, opened)
 
 
 def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
@@ -112,9 +140,9 @@ def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
     return KeyedRun(run_id, plan.name, workflow, blake2b(packed, digest_size=16).hexdigest())
 
 
-def _run_for_key(ledger: Ledger, key: str, asked: KeyedRun, *, keep_s: float) -> str:
+def _run_for_key(ledger: Ledger, tenant: str, key: str, asked: KeyedRun, *, keep_s: float) -> str:
     """The id of the run that the key stands for."""
-    found = ledger.run_for_key(key, asked, keep_s=keep_s)
+    found = ledger.run_for_key(tenant, key, asked, keep_s=keep_s)
     if found.workflow != asked.workflow:
         raise InputError(
             f"the key {key!r} stands for run {found.run_id} of workflow {found.name!r}, and not for workflow "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 
+from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK
 from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.execution.driver import drive
@@ -16,10 +17,30 @@ from mosaic_tasks.submission import submit_to
 SUBMIT_TASK = "mosaic.submit"
 
 
+def _refused(name: str, instead: str) -> Any:
+    """A limit of Celery's that is none, and that remote control cannot set."""
+
+    def refuse(task: Task, _value: object) -> None:
+        raise ConfigurationError(
+            f"a message of {task.name} carries any number of calls, so it has no {name}; {instead}"
+        )
+
+    return property(lambda _task: None, refuse)
+
+
+class MessageTask(Task):  # type: ignore[misc, unused-ignore]
+    """A task whose messages bring calls: Celery's limits would count messages, and end what they are not about."""
+
+    rate_limit = _refused("rate limit", "set `limits` in the topology")
+    time_limit = _refused("time limit", "give the node a `timeout`")
+    soft_time_limit = _refused("time limit", "give the node a `timeout`")
+
+
 def register(app: Celery) -> None:
     """Registers the tasks with this app alone. Their calls emit task events themselves, one for each call."""
     equip_with(equip)
     options: dict[str, Any] = {
+        "base": MessageTask,
         "shared": False,
         "acks_late": True,
         "reject_on_worker_lost": True,
@@ -54,4 +75,4 @@ def register(app: Celery) -> None:
     ) -> str:
         """Submits a workflow file that this worker can read; for apps that do not install this package."""
         terms = Terms(priority=priority, tenant=tenant)
-        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}", terms=terms)
+        return submit_to(app, workflow, inputs, key=key or f"task-{self.request.id}", terms=terms).run_id

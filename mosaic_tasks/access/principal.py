@@ -20,11 +20,17 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         subject: for people and the audit log: the name of a key, or the subject of a token.
         tenant: on whose account.
         scopes: what the principal may do.
+        key: the id of the API key that was shown; empty: none was.
+        until_ms: when what was shown ends, in Unix milliseconds; 0: it does not.
+        address: from where it asks, for the audit log.
     """
 
     subject: str
     tenant: str = ""
     scopes: frozenset[Scope] = frozenset()
+    key: str = ""
+    until_ms: int = 0
+    address: str = ""
 
     def require(self, scope: Scope) -> None:
         """Checks that the principal has a scope.

@@ -10,19 +10,23 @@ import typer
 from typer.core import TyperGroup
 
 from mosaic_tasks.cli import (
+    access,
     batching,
     calibrating,
     dead,
     defining,
     doctor,
     engines,
+    importing,
     infra,
     manifests,
     metrics,
     probing,
     rerunning,
     running,
+    scheduling,
     scoring,
+    serving,
     streaming,
     topology,
     watching,
@@ -109,6 +113,7 @@ for _command in (
     defining.validate,
     defining.graph,
     defining.schema,
+    importing.import_canvas,
     watching.status,
     watching.events,
     watching.explain,
@@ -121,6 +126,7 @@ for _command in (
     scoring.experts,
     calibrating.calibrate,
     working.worker,
+    serving.serve,
     engines.engines,
     infra.infra,
     metrics.metrics,
@@ -132,6 +138,8 @@ for _command in (
 ):
     application.command()(_command)
 application.add_typer(dead.dead, name="dead")
+application.add_typer(access.keys, name="keys")
+application.add_typer(scheduling.schedule, name="schedule")
 
 
 def main() -> None:

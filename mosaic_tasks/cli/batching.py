@@ -16,9 +16,11 @@ from mosaic_tasks.cli.options import PATIENCE_S, FileArgument, JsonOption, Patie
 from mosaic_tasks.cli.output import console, print_json
 from mosaic_tasks.cli.running import PriorityOption
 from mosaic_tasks.inspection.wording import counted, listed
+from mosaic_tasks.reports.formats import Format
 
 if TYPE_CHECKING:
     from mosaic_tasks.cli.batches.items import Item, Items
+    from mosaic_tasks.cli.batches.publishing import Published
     from mosaic_tasks.cli.batches.results import Results
     from mosaic_tasks.cli.batches.window import Window
     from mosaic_tasks.client import Run
@@ -38,8 +40,39 @@ def batch(
         ),
     ],
     output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PLACE",
+            help="Write results and reports here: a file, a folder (PATH/), or the URL of an object store. Default: "
+            "stdout.",
+        ),
+    ] = None,
+    formats: Annotated[
+        list[Format] | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="Make this too; several times. Default: as the suffix says; of a folder html.",
+        ),
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Also make a file of each line's output, in the folder items.")
+    ] = False,
+    title: Annotated[
+        str | None,
+        typer.Option("--title", callback=utf8, help="Of the report. Default: the workflow's name."),
+    ] = None,
+    template: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="PATH", help="Write the results here. Default: stdout."),
+        typer.Option("--template", metavar="PATH", help="Jinja that makes the report's Markdown."),
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook", metavar="URL", help="POST here when all is over, signed with MOSAIC_WEBHOOK_SECRET."
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -73,33 +106,44 @@ def batch(
     keep their results, and those of lines that are gone are left out. To run lines anew that stayed the same, give
     another --name and --output. Ctrl-C ends the command, not the runs that are open; `mosaic cancel` ends these.
 
-    Exit code 0: every line has its output. 8: some have none; the last line of stderr says which. --json prints how
-    many, in one document, and needs --output.
+    Reports say how it went, list the lines, and show their outputs: text as Markdown, all else as JSON. They are made
+    when all lines have their results, and again only when these changed; a PDF or HTML page of a large batch shows the
+    first lines and says so.
+
+    Exit code 0: every line has its output. 8: some have none; the last line of stderr says which. 1: the webhook was
+    not taken; the same command tells it again. --json prints how many, in one document, and needs --output.
 
     \b
     Examples:
       mosaic batch summary.yaml --inputs tickets.jsonl --output summaries.jsonl
       mosaic batch summary.yaml -i tickets.jsonl -o summaries.jsonl --at-once 500 --priority 6
+      mosaic batch weekly.yaml -i repositories.jsonl -o s3://reports/week-48/ --format html --format pdf --each
       mosaic batch summary.yaml -i tickets.jsonl | jq -r 'select(.status == "done").output'
     """
     from mosaic_tasks.cli.batches.items import Items
+    from mosaic_tasks.cli.batches.publishing import Wish, publishing_of
     from mosaic_tasks.cli.batches.results import opened
     from mosaic_tasks.definition.workflow import Workflow
     from mosaic_tasks.submission import plan_for
 
-    if as_json and output is None:
-        raise typer.BadParameter("with it name the file of the results: --output PATH", param_hint="--json")
+    _check_options(output, reports=bool(formats or each or template), webhook=webhook, as_json=as_json)
     workflow = Workflow.from_file(file)
-    called = name or str((output or inputs).absolute())
+    publishing, called = None, name or str(inputs.absolute())
+    if output is not None:
+        wish = Wish(output, tuple(formats or ()), each, title, template, webhook, name)
+        command = ["mosaic", "batch", str(file), "--inputs", str(inputs)]
+        publishing = publishing_of(wish, workflow.name, command)
+        called = name or publishing.output.name
     items = Items(inputs, workflow, plan_for(workflow), name=called)
-    with opened(output, mark=items.mark) as results:
+    with opened(publishing.output.results if publishing else None, mark=items.mark) as results:
         standing = _examine(items, results, skip_bad=skip_bad)
         for sentence in results.settle():
             typer.echo(sentence, err=True)
         start = partial(_start, workflow, priority)
         _run(items, results, standing, start, at_once=at_once, patience_s=patience_s, quiet=as_json)
         results.sort(items)
-    _conclude(standing, called, inputs, output, as_json=as_json)
+        published = publishing.publish(items, called, told=partial(_say, as_json)) if publishing else None
+    _conclude(standing, called, inputs, published, as_json=as_json)
 
 
 @dataclass
@@ -196,23 +240,48 @@ def _interrupted(window: Window) -> str:
     )
 
 
-def _conclude(standing: _Standing, name: str, inputs: Path, output: Path | None, *, as_json: bool) -> None:
+def _check_options(output: str | None, *, reports: bool, webhook: str | None, as_json: bool) -> None:
+    """All of these need a place for the results."""
+    given = {"--format": reports, "--webhook": bool(webhook), "--json": as_json}
+    option = next((option for option, is_given in given.items() if is_given), None)
+    if output is None and option is not None:
+        raise typer.BadParameter("with it name the place of the results: --output PLACE", param_hint=option)
+
+
+def _say(is_quiet: bool, sentence: str) -> None:
+    if not is_quiet:
+        typer.echo(sentence, err=True)
+
+
+def _conclude(
+    standing: _Standing, name: str, inputs: Path, published: Published | None, *, as_json: bool
+) -> None:
     """Says how many lines have an output, and ends with the code for that."""
     failed = len(standing.without)
     standing.without.sort()
-    if as_json:
-        told = {"name": name, "inputs": str(inputs), "output": str(output), "lines": standing.total}
+    undelivered = published.undelivered if published else ""
+    if as_json and published:
+        told = {"name": name, "inputs": str(inputs), "output": published.results, "lines": standing.total}
         told |= {"done": standing.total - failed, "failed": failed, "earlier": standing.earlier}
+        told |= {"reports": published.reports, "undelivered": undelivered}
         print_json({**told, "failed_lines": standing.without})
     else:
-        typer.echo(_summary(standing, inputs, output), err=True)
-    raise typer.Exit(ExitCode.PARTLY if failed else ExitCode.OK)
+        typer.echo(_summary(standing, inputs, published), err=True)
+    raise typer.Exit(ExitCode.PARTLY if failed else ExitCode.FAILED if undelivered else ExitCode.OK)
 
 
-def _summary(standing: _Standing, inputs: Path, output: Path | None) -> str:
-    failed, where = len(standing.without), f"; results: {output}" if output else ""
+def _summary(standing: _Standing, inputs: Path, published: Published | None) -> str:
+    failed, where = len(standing.without), _where(published)
     if not failed:
         return f"all {counted(standing.total, 'line')} done{where}"
     lines = listed([f"{number:,}" for number in standing.without], most=_SHOWN_LINES)
     noun = "line" if failed == 1 else "lines"
     return f"{failed:,} of {counted(standing.total, 'line')} failed: {noun} {lines} of {inputs}{where}"
+
+
+def _where(published: Published | None) -> str:
+    if published is None:
+        return ""
+    reports = f"; reports: {', '.join(published.reports)}" if published.reports else ""
+    untold = f"; the webhook was not told: {published.undelivered}" if published.undelivered else ""
+    return f"; results: {published.results}{reports}{untold}"

@@ -18,19 +18,10 @@ def to_json(document: Any, *, indent: int = 2) -> str:
     """JSON text of any value that a run can hold; bytes become base64. With `indent` 0 one line."""
     import msgspec
 
-    data = msgspec.json.encode(_plain(document))
+    from mosaic_tasks.inspection import documents
+
+    data = documents.to_json(document)
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as objects."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value
 
 
 def print_json(document: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,32 +19,44 @@ if TYPE_CHECKING:
     from mosaic_queues.events import Event
     from mosaic_queues.transitions import RunRecord
     from mosaic_tasks.client import Run
-    from mosaic_tasks.definition.plan import Plan
     from mosaic_tasks.inspection.explaining import Explanation
     from mosaic_tasks.inspection.progress import NodeView
     from mosaic_tasks.mixtures.recording import Record
 
 
+class State(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 def status(
     run_id: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN", callback=utf8, help="Id of a run; without it: all runs that are not over."
-        ),
+        typer.Argument(metavar="RUN", callback=utf8, help="Id of a run; without it: runs, newest first."),
     ] = None,
+    state: Annotated[
+        State | None, typer.Option("--status", help="Of all runs: those in this state alone.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Of all runs: so many at most.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the runs under way, or one run with its nodes.
+    """Show runs, newest first, those that are over too; or one run with its nodes.
 
     \b
     Examples:
       mosaic status
+      mosaic status --status running
       mosaic status 0193d5c8-... --json
     """
     from mosaic_tasks.client import get_run, list_runs
 
     if run_id is None:
-        _show_runs(list_runs(), as_json=as_json)
+        found = list_runs(status=None if state is None else state.value, limit=limit)
+        _show_runs(found, as_json=as_json)
     else:
         _show_run(get_run(run_id), as_json=as_json)
 
@@ -53,7 +66,7 @@ def _show_runs(records: list[RunRecord], *, as_json: bool) -> None:
         print_json(records)
         return
     if not records:
-        typer.echo("no run is under way")
+        typer.echo("there is no such run")
         return
     rows = table("RUN", "WORKFLOW", "STATUS", "SINCE")
     now_ms = time.time() * 1000
@@ -132,6 +145,7 @@ def events(
       mosaic events 0193d5c8-... --follow --json
     """
     from mosaic_tasks.client import get_run
+    from mosaic_tasks.inspection.progress import nodes_of
     from mosaic_tasks.inspection.telling import Teller
 
     run = get_run(run_id)
@@ -150,13 +164,6 @@ def _checked(found: Iterable[Event], after: str) -> Iterable[Event]:
     if not all(part.isdigit() for part in (*entry.split("-"), index or "0")):
         raise InputError(f"{after!r} is no id of an event; take one from: mosaic events RUN --json")
     return found
-
-
-def nodes_of(plan: Plan, event: Event) -> list[str]:
-    """The names of the nodes that an event is about, each once."""
-    from mosaic_tasks.inspection.progress import node_of
-
-    return list(dict.fromkeys(plan.nodes[node_of(call)].name for call in event.calls))
 
 
 _MOST_LINES = 40

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SLOTS = 256
 """Calls at once in the async pool; engines that have no room for so many lower it."""
+HEARTBEAT_S = 10
+"""By these Flower knows that a worker is there that has nothing to do; it forgets one after two minutes of silence."""
 DEFAULT_CLASS = "cpu"
 _CLASS = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -138,7 +140,7 @@ def worker(
 ) -> None:
     """Start a worker, which runs the calls of workflows.
 
-    It is `celery -A mosaic_tasks.app worker` with task events on and without gossip, mingle and heartbeat.
+    It is `celery -A mosaic_tasks.app worker` with task events on, a heartbeat each 10 s and no gossip or mingle.
     Modules with tools are found in the current directory. Ctrl-C once: finish what runs; twice: stop at once,
     nothing is lost. Exit code 1: it ended by an error, which its log tells.
 
@@ -409,7 +411,8 @@ def worker_arguments(
     more: Sequence[str],
 ) -> list[str]:
     """The command line of `celery worker`."""
-    arguments = ["worker", "--task-events", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    arguments = ["worker", "--task-events", "--without-gossip", "--without-mingle"]
+    arguments += ["--heartbeat-interval", str(HEARTBEAT_S)]
     arguments += ["--queues", ",".join(queue.strip() for queue in queues if queue.strip())]
     arguments += ["--hostname", name if "@" in name else f"{name}@%h"]
     arguments += [] if pool == Pool.ASYNC else ["--pool", str(pool)]  # Celery knows no name for ours

@@ -43,10 +43,10 @@ def mermaid(workflow: Workflow, *, import_tools: bool = True) -> str:
 
 
 def _written(edge: Edge | None) -> str:
-    return f'|"{_escaped(_reads(edge))}"|' if edge is not None else ""
+    return f'|"{_escaped(reads(edge))}"|' if edge is not None else ""
 
 
-def _reads(edge: Edge) -> str:
+def reads(edge: Edge) -> str:
     """How an edge reads its producer, in a few words."""
     parts = ", ".join(_printable(path_text(path).lstrip(".")) for path in edge.paths if path)
     words = edge.kind + (f": {parts}" if parts else "")
@@ -153,7 +153,7 @@ def _line(workflow: Workflow, names: Sequence[str], facts: Facts, number: int, w
 
 
 def _source(name: str, edges: Mapping[int, Edge], dep: int) -> str:
-    return f"{name} ({_reads(edges[dep])})" if dep in edges else name
+    return f"{name} ({reads(edges[dep])})" if dep in edges else name
 
 
 def _layers(deps: list[tuple[int, ...]]) -> Iterator[list[int]]:
@@ -175,4 +175,4 @@ def _layers(deps: list[tuple[int, ...]]) -> Iterator[list[int]]:
         ready = released
 
 
-__all__ = ["mermaid", "text"]
+__all__ = ["mermaid", "reads", "text"]

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from mosaic_routing.targets import Objective
 from mosaic_tasks.definition.mixtures import MixtureSpec
 from mosaic_tasks.definition.parts import AgentSpec, Duration, Part
 from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.schedules import NAME, ScheduleSpec
 from mosaic_tasks.definition.schemas import TYPES
 from mosaic_tasks.definition.terms import MOST_USD
 
@@ -23,8 +31,8 @@ class RetryRule(Part):
 
     attempts: int = Field(default=1, ge=1, le=1000, description="tries, the first included")
     delay: Duration = Field(default=1.0, description="pause before the second try")
-    factor: float = Field(default=2.0, ge=1, le=100)
-    max_delay: Duration = 60.0
+    factor: float = Field(default=2.0, ge=1, le=100, description="each pause is so many times the last one")
+    max_delay: Duration = Field(default=60.0, description="no pause is longer")
 
 
 def _retry(value: Any) -> Any:
@@ -83,7 +91,9 @@ class EdgeRule(Part):
     and again for each batch of them.
     """
 
-    kind: Literal["final", "fields", "stream"] = "final"
+    kind: Literal["final", "fields", "stream"] = Field(
+        default="final", description="when: its end, some parts of its output, or each chunk"
+    )
     fields: tuple[str, ...] = Field(
         default=(), description="parts, such as `revenue` or `risk.level`; default: those read"
     )
@@ -150,11 +160,11 @@ KINDS: tuple[NodeKind, ...] = ("tool", "task", "agent", "mixture")
 class Defaults(Part):
     """What nodes use that do not say otherwise."""
 
-    retry: Retry | None = None
-    timeout: Duration | None = Field(default=None, gt=0)
-    queue: str | None = None
-    model: str | None = None
-    on_failure: Failure | None = None
+    retry: Retry | None = Field(default=None, description="as a node's")
+    timeout: Duration | None = Field(default=None, gt=0, description="as a node's")
+    queue: str | None = Field(default=None, description="as a node's")
+    model: str | None = Field(default=None, description="as an agent's; else MOSAIC_MODEL of who submits")
+    on_failure: Failure | None = Field(default=None, description="as a node's")
 
 
 class Node(Part):
@@ -162,7 +172,7 @@ class Node(Part):
 
     tool: str | None = Field(default=None, description="module:function")
     task: str | None = Field(default=None, description="name of a Celery task of your app")
-    agent: AgentSpec | None = None
+    agent: AgentSpec | None = Field(default=None, description="a prompt to a model")
     mixture: MixtureSpec | None = Field(default=None, description="several experts, and when it is enough")
     arguments: dict[str, Any] = Field(default_factory=dict, alias="with", description="arguments by name")
     for_each: str | None = Field(
@@ -180,13 +190,20 @@ class Node(Part):
         default=None, description="how many chunks of its streams it takes at once"
     )
     after: tuple[str, ...] = Field(default=(), description="nodes that end first, without data from them")
-    retry: Retry | None = None
+    retry: Retry | None = Field(
+        default=None, description="how often a call is tried; a number: so many attempts"
+    )
     timeout: Duration | None = Field(default=None, gt=0, description="seconds, or a text like 90s, 5m, 1h")
-    on_failure: Failure | None = None
-    tags: tuple[str, ...] = ()
+    on_failure: Failure | None = Field(
+        default=None,
+        description="`fail` the run, `skip` the node, or {default: VALUE} in the place of its output",
+    )
+    tags: tuple[str, ...] = Field(
+        default=(), description="words by which people find it; they change nothing"
+    )
     queue: str | None = Field(default=None, min_length=1, description="Celery queue")
     detached: bool = Field(default=False, description="runs although the output does not depend on it")
-    description: str = ""
+    description: str = Field(default="", description="for people")
 
     @model_validator(mode="after")
     def _one_kind(self) -> Node:
@@ -208,11 +225,11 @@ class Definition(Part):
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]*$", max_length=100, description="lower case, digits and hyphens"
     )
-    description: str = ""
+    description: str = Field(default="", description="for people")
     inputs: dict[str, Input] = Field(
         default_factory=dict, description="name -> type, or a schema with a default"
     )
-    defaults: Defaults = Field(default_factory=Defaults)
+    defaults: Defaults = Field(default_factory=Defaults, description="of nodes that do not say otherwise")
     objective: Objective = Field(
         default="latency", description="what the router cares for most: latency, throughput, cost"
     )
@@ -223,6 +240,10 @@ class Definition(Part):
         le=MOST_USD,
         allow_inf_nan=False,
         description="US dollars that a run may cost",
+    )
+    schedules: dict[Annotated[str, StringConstraints(pattern=NAME, max_length=100)], ScheduleSpec] = Field(
+        default_factory=dict,
+        description="name -> when runs start by themselves, once `mosaic schedule add` ran",
     )
     nodes: dict[str, Node] = Field(min_length=1, description="id -> node")
     output: str = Field(description="id of the node whose output is the result")

@@ -103,16 +103,18 @@ class AgentSpec(Part):
     requires: Requires | None = Field(
         default=None, description="what a model and its GPU must have; the router picks who answers"
     )
-    temperature: float | None = Field(default=None, ge=0, le=10)
+    temperature: float | None = Field(
+        default=None, ge=0, le=10, description="how freely tokens are drawn; default: the model's own"
+    )
     top_p: float | None = Field(
         default=None,
         gt=0,
         le=1,
         description="draw from the likeliest tokens that together have this probability",
     )
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    stop: Texts = ()
+    max_tokens: int | None = Field(default=None, ge=1, description="the answer ends there")
+    seed: int | None = Field(default=None, description="of the draw, where the engine heeds it")
+    stop: Texts = Field(default=(), description="texts at which the answer ends, itself without them")
     adapter: str = Field(default="", description="a LoRA adapter that the model's workers host")
 
 

@@ -63,10 +63,17 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(
                 f"a budget of {self.budget_usd!r} US dollars is none; give a number from 0 to {MOST_USD:,}"
             )
-        if not _TENANT.fullmatch(self.tenant):
-            raise InputError(
-                f"{self.tenant!r} is no name of a tenant; use letters, digits and . _ - (100 at most)"
-            )
+        check_tenant(self.tenant)
+
+
+def check_tenant(name: str) -> None:
+    """Checks that this may be the name of a tenant.
+
+    Raises:
+        InputError: it may not.
+    """
+    if not _TENANT.fullmatch(name):
+        raise InputError(f"{name!r} is no name of a tenant; use letters, digits and . _ - (100 at most)")
 
 
 def without_terms(plan: Plan) -> Plan:
@@ -76,4 +83,4 @@ def without_terms(plan: Plan) -> Plan:
     )
 
 
-__all__ = ["MOST_USD", "Terms", "without_terms"]
+__all__ = ["MOST_USD", "Terms", "check_tenant", "without_terms"]

@@ -11,7 +11,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mosaic_queues.errors import ConfigurationError, DefinitionError, NotSerializable
+from mosaic_queues.errors import (
+    BindingError,
+    ConfigurationError,
+    DefinitionError,
+    InputError,
+    NotSerializable,
+)
 from mosaic_queues.settings import settings
 from mosaic_queues.values import encode as stored
 from mosaic_routing.queues import POOL
@@ -31,10 +37,12 @@ from mosaic_tasks.definition.references import (
     parse,
     refs_in,
 )
+from mosaic_tasks.definition.schedules import SOME_TICK, inputs_at
 from mosaic_tasks.definition.schemas import (
     ANY,
     NoSuchPath,
     Schema,
+    complete_inputs,
     inputs_schema,
     misfit,
     mismatch,
@@ -71,10 +79,11 @@ class Facts:
 
 @dataclass(slots=True)
 class Analysis:
-    """Facts by node number, and the problems."""
+    """Facts by node number, the problems, and the schema of the result; `ANY` where that cannot be told."""
 
     facts: list[Facts]
     problems: list[Problem]
+    output: Schema = field(default_factory=dict)
 
 
 def analyse(
@@ -128,9 +137,12 @@ class _Checker:
                 self._at, self._node = ("nodes", name), node
                 self._check_types(node, facts)
         self._read_edges()
+        self._at = ()
+        self._check_schedules()
         if whole:
             self._check_shape()
-        return Analysis(self.facts, self.problems)
+        output = self._source_schema(self.numbers.get(self.definition.output, _UNKNOWN), Facts())
+        return Analysis(self.facts, self.problems, output)
 
     def _read_edges(self) -> None:
         reader = EdgeReader(self.definition.nodes, self.facts)
@@ -155,6 +167,15 @@ class _Checker:
                 reason = reason and f"the default does not fit: {reason}"
             if reason:
                 self._report(reason)
+
+    def _check_schedules(self) -> None:
+        if any(problem.path[:1] == ("inputs",) for problem in self.problems):
+            return  # what does not fit them may fit them as they are meant
+        for name, schedule in self.definition.schedules.items():
+            try:
+                complete_inputs(self.inputs, inputs_at(schedule.inputs, SOME_TICK))
+            except (BindingError, InputError) as error:
+                self._report(str(error), "schedules", name, "inputs")
 
     def _check_model(self, model: str | None, path: Path) -> None:
         if model is None or _MODEL.fullmatch(model):

@@ -25,6 +25,7 @@ from mosaic_tasks.definition.parts import AgentSpec
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.definition.references import Path as DataPath
 from mosaic_tasks.definition.references import did_you_mean
+from mosaic_tasks.definition.schedules import ScheduleSpec
 from mosaic_tasks.definition.schemas import complete_inputs, inputs_schema, read_inputs
 from mosaic_tasks.definition.validation import Analysis, analyse
 
@@ -190,6 +191,8 @@ def _keys_at(path: DataPath) -> list[str]:
     match path:
         case ("defaults",):
             model = Defaults
+        case ("schedules", _):
+            model = ScheduleSpec
         case ("nodes", _):
             model = Node
         case ("nodes", _, "agent"):

@@ -231,6 +231,11 @@ class OpenAIEngine:
         costs = [_cost_usd(server, usage, model) for server in self._group(model).standings]
         return max((cost for cost in costs if cost is not None), default=None)
 
+    def server_url(self, model: str) -> str:
+        """Where a model is asked; empty: at one of several servers."""
+        listed = self._listed.get(model, ())
+        return self._url if not listed else listed[0].url if len(listed) == 1 else ""
+
     # -- which server
 
     def _group(self, model: str) -> EndpointGroup[_Server]:

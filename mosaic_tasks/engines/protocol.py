@@ -133,7 +133,7 @@ class Engine(Protocol):
     """An inference engine; one per process and event loop.
 
     One that takes a `prefix` says so by an attribute or a property, `continues = True`; one that knows prices has a
-    method `cost_usd(model, usage)`.
+    method `cost_usd(model, usage)`, one that asks a server has `server_url(model)`.
     """
 
     @property

@@ -25,6 +25,7 @@ from mosaic_tasks.engines.protocol import (
 )
 from mosaic_tasks.engines.registry import ModelName, configured, engine_for
 from mosaic_tasks.engines.schema import mismatch
+from mosaic_tasks.observability.requests import asking
 
 _FENCED = re.compile(r"```[\w-]*\s*\n(.*?)```", re.DOTALL)
 _OPENS = re.compile(r"[{\[]")
@@ -230,7 +231,16 @@ async def _ask(
 ) -> Completion:
     """A whole, non-empty answer."""
     timed = msgspec.structs.replace(request, timeout_s=clock.left_s())
-    answer = await complete(engine, timed, on_delta=on_delta, is_enough=is_enough)
+    server_url: Callable[[str], str] | None = getattr(engine, "server_url", None)
+    with asking(engine.name, timed, server=server_url(timed.model) if server_url else "") as asked:
+
+        def hear(piece: str) -> None:
+            asked.hears()
+            if on_delta is not None:
+                on_delta(piece)
+
+        answer = await complete(engine, timed, on_delta=hear, is_enough=is_enough)
+        asked.is_answered(answer)
     if answer.finish_reason == "refused":
         raise ContentRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")
     if answer.finish_reason == "cancelled":

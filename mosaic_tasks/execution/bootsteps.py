@@ -17,14 +17,16 @@ from mosaic_queues.broker import ANY, oldest_message, see_all_levels
 from mosaic_queues.errors import ConfigurationError, UnknownRun
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.outbox import keep_client
+from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.run_recovery import Limits, RunRecovery
 from mosaic_queues.sweeper import Sweeping, start_sweeping
 from mosaic_queues.topology import topology
-from mosaic_queues.transitions import INPUTS_CALL, Group, LiveCall
+from mosaic_queues.transitions import INPUTS_CALL, Group, LiveCall, RunStanding
 from mosaic_routing.serving import unhosted, worker_commands
 from mosaic_tasks.definition.plan import INPUTS
 from mosaic_tasks.engines.registry import close_engines
 from mosaic_tasks.execution.burying import BuryingStep
+from mosaic_tasks.execution.controlled import ControlStep, hosting
 from mosaic_tasks.execution.hosting import Host
 from mosaic_tasks.execution.machine import MachineStep
 from mosaic_tasks.execution.placing.direct import delete_deserted
@@ -39,6 +41,7 @@ from mosaic_tasks.execution.process import (
     set_worker_facts,
 )
 from mosaic_tasks.pool import TaskPool
+from mosaic_tasks.webhooks.telling import Telling
 
 log = structlog.get_logger(__name__)
 
@@ -112,8 +115,7 @@ def refuse_unhosted(queues: Sequence[str], app: Celery) -> None:
     Raises:
         SystemExit: it serves such a queue.
     """
-    hosting = {queue for step in app.steps["worker"] for queue in getattr(step, "hosting", ())}
-    if wrong := unhosted(queues, hosting):
+    if wrong := unhosted(queues, hosting(app)):
         named = " and ".join(repr(queue) for queue in wrong)
         told = f"it does not host what it would serve, {named}; start instead: {worker_commands(wrong)}"
         log.error("worker.refused", what=told)
@@ -149,6 +151,7 @@ class Recovering:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._telling = Telling(process.webhooks, process.ledger.run)
 
     def publish(self, run_id: str, groups: Sequence[Group]) -> None:
         """Sends ready calls in batches."""
@@ -185,15 +188,34 @@ class Recovering:
         """`node 'people'`, or the workflow for its inputs."""
         return self._process.plan_of(run_id).label(INPUTS if call == INPUTS_CALL else CallId(call).node)
 
+    def run_ended(self, run_id: str, standing: RunStanding) -> None:
+        """It is counted, and its trace gets its root."""
+        self._process.observer.run_ended(run_id, standing)
+
+    def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> None:
+        """They are counted, and told of: who lost them cannot."""
+        nodes = self._process.plan_of(run_id).plan.nodes
+        for call in calls:
+            name = nodes[CallId(call.call).node].name
+            self._process.observer.lost(run_id, call, name, now_ms=now_ms)
+
+    def round_over(self, ages: QueueAges, mended: int) -> None:
+        """How long calls wait is left for whoever asks, and webhooks are told of runs that ended."""
+        self._process.observer.swept(ages, mended=mended)
+        self._telling.sweep()
+
     def over(self, run_id: str) -> None:
-        """Objects outlive their run by the retention. What was sent and will not be asked any more is no load."""
+        """Objects outlive their run by the retention. What was sent and will not be asked any more is no load. Who
+        watches is told how it ended."""
         expires_s = time.time() + self._process.settings.retention_s
         self._process.payloads.keep_objects_until(run_id, expires_s)
         with suppress(
             UnknownRun
         ):  # it was never opened, or is past its retention: what it had sent has lapsed
-            if self._process.plan_of(run_id).has_routed and self._process.ledger.run(run_id).status != "done":
+            run = self._process.ledger.run(run_id)
+            if run.status != "done" and self._process.plan_of(run_id).has_routed:
                 release_sent(self._process, run_id)
+            self._process.reporter.run_ended(run)
 
     def expire(self) -> None:
         """Deletes the objects of runs past their retention, and the queues of workers that died."""
@@ -221,4 +243,4 @@ def _close_child(**_options: Any) -> None:
 def install_steps(app: Celery) -> None:
     """Adds the steps to the workers of an app."""
     app.steps["worker"].update((MosaicStep, MachineStep))
-    app.steps["consumer"].update((LeanConsumer, BuryingStep))
+    app.steps["consumer"].update((LeanConsumer, BuryingStep, ControlStep))

@@ -27,6 +27,7 @@ from mosaic_tasks.execution.inputs import Early, Inputs, SkippedError
 from mosaic_tasks.execution.interrupting import Interrupted
 from mosaic_tasks.execution.mailboxes import Mailboxes
 from mosaic_tasks.execution.mixtures.experts import asked, failed
+from mosaic_tasks.execution.observing import Observing
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Expand,
@@ -50,6 +51,7 @@ from mosaic_tasks.execution.streams.listening import Listener
 from mosaic_tasks.execution.streams.publishing import Publication
 from mosaic_tasks.execution.waiting import wait_in_a_thread
 from mosaic_tasks.mixtures.mixture import Mixture
+from mosaic_tasks.observability.current import working_on
 
 SMALL = 4096
 """Characters, bytes and parts of a result that is packed by whoever takes it: some 20 us."""
@@ -65,10 +67,11 @@ class Execution:
         self._asking = Asking(process, run_id, plan, epoch=epoch)
         self._mailboxes = Mailboxes(process, run_id, plan, self.inputs, self._asking)
         self._publications: dict[Claim, Publication] = {}
+        self.observing = Observing(process, run_id, plan)
 
     def go_on_from(self, earlier: Execution) -> None:
         """Calls that were claimed in an earlier epoch, and that it left alone, end in this one."""
-        self._publications = earlier._publications
+        self._publications, self.observing = earlier._publications, earlier.observing
 
     # -- before the call ---------------------------------------------------------------------------------------
 
@@ -96,7 +99,7 @@ class Execution:
         except SkippedError as error:
             return Skip(str(error))
         except ClaimLost as error:
-            return Unrecorded(str(error))
+            return Unrecorded(str(error), is_lost=True)
         except RedisError:
             raise
         except Exception as error:  # noqa: BLE001 - a condition or a path in the definition may raise anything
@@ -138,6 +141,10 @@ class Execution:
 
     def run(self, work: Work) -> Outcome:
         """Runs a tool, a task, or a mailbox that needs no event loop, in this thread."""
+        with working_on(self.observing.of(work.claim)):
+            return self._run(work)
+
+    def _run(self, work: Work) -> Outcome:
         try:
             if work.call.reads:
                 return at_once(self._mailboxes.run(work))
@@ -150,7 +157,7 @@ class Execution:
         except Interrupted:
             raise
         except ClaimLost as error:
-            return Unrecorded(str(error))
+            return Unrecorded(str(error), is_lost=True)
         except BaseException as error:
             if work.call.reads and isinstance(error, RedisError):  # what a fold raises is told as such
                 raise
@@ -206,7 +213,7 @@ class Execution:
             self._publications.pop(work.claim, None)
             return self._value(result, ending)._replace(usage=usage)
         except ClaimLost as error:
-            return Unrecorded(str(error), usage)
+            return Unrecorded(str(error), usage, is_lost=True)
         except PayloadError as error:
             return failure(work.node, work.claim, error)._replace(usage=usage)
 
@@ -244,7 +251,8 @@ class Execution:
         block: what a publication has left is sent. A result that is not small is packed and stored in a thread of its
         own, since who takes outcomes takes those of many runs."""
         async with self._asking.counted(work.claim):
-            return await self._answered(work)
+            with working_on(self.observing.of(work.claim)):
+                return await self._answered(work)
 
     async def _answered(self, work: Work) -> Callable[[], Outcome]:
         agent, usage, answer = work.node.plan.agent, None, None
@@ -259,10 +267,11 @@ class Execution:
                     result = await self._await_tool(work, publication)
                 elif (mixture := self._asked_by(work)) is not None:
                     result, answer = await asked(self._asking, work, agent, mixture)
-                    usage = usage_of(work, answer.model, answer.usage)
+                    usage = usage_of(work, answer.model, answer.usage, answer.finish_reason)
                 else:
                     answer = await self._ask(work, agent, publication)
-                    result, usage = answer.value, usage_of(work, answer.model, answer.usage)
+                    usage = usage_of(work, answer.model, answer.usage, answer.finish_reason)
+                    result = answer.value
         except TimeoutError as error:
             return partial(self._failure, work, timed_out(work.node) if limit.expired() else error)
         except EngineGone as error:
@@ -274,7 +283,7 @@ class Execution:
         except (asyncio.CancelledError, Interrupted):
             raise
         except ClaimLost as error:
-            return partial(Unrecorded, str(error))
+            return partial(Unrecorded, str(error), is_lost=True)
         except RedisError as error:
             if work.call.reads:  # what a fold raises is told as such
                 raise
@@ -349,9 +358,10 @@ class Execution:
         """
         claim = self.process.ledger.overtake(self.run_id, work.claim, holder=work.holder)
         if claim is None:
-            return Unrecorded("the call was over before", usage_of(work, answer.model, answer.usage))
+            spent = usage_of(work, answer.model, answer.usage)
+            return Unrecorded("the call was over before", spent, is_lost=True)
         own, agent = work._replace(claim=claim, call=CallId(claim.call)), work.node.plan.agent
-        usage = usage_of(own, answer.model, answer.usage)
+        usage = usage_of(own, answer.model, answer.usage, answer.finish_reason)
         assert agent is not None
         try:
             publication = self._publication(own)
@@ -359,7 +369,7 @@ class Execution:
                 self._listener(own, agent, publication).settle(answer.text, answer.value)
             return Overtaken(claim, self._outcome(own, result, usage, publication))
         except ClaimLost as error:
-            return Overtaken(claim, Unrecorded(str(error), usage))
+            return Overtaken(claim, Unrecorded(str(error), usage, is_lost=True))
         except Interrupted:
             return Overtaken(claim, failure(work.node, claim, timed_out(work.node))._replace(usage=usage))
 

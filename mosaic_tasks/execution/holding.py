@@ -148,6 +148,7 @@ class Holding:
             },
             keep=keep,
             serves=self.process.serves,
+            fences=self.process.observer.tracer is not None,
         )
         for call in answer.stale:
             finished.values.pop(call, None)
@@ -179,6 +180,8 @@ class Holding:
             earlier = self.execution
             self.execution = execution_of(self.process, self.run_id, self.plan, epoch=epoch)
             self.execution.go_on_from(earlier)
+        if answer.waited_ms:
+            self.execution.observing.waited(answer.waited_ms)
         for call, envelope in answer.outputs.items():
             self.process.remember_value(self.run_id, self.execution.epoch, call, envelope)
         self.opened.update(answer.opened)

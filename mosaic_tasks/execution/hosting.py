@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 
 import structlog
 from celery.worker import state as worker_state
-from celery.worker.state import revoked
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.connection import told_error
-from mosaic_queues.errors import CallRevoked, ClaimLost, ServerRefused, UnknownRun
+from mosaic_queues.errors import ClaimLost, ServerRefused, UnknownRun
 from mosaic_queues.transitions import Claim
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
 from mosaic_tasks.execution.driver import CLAIMS_EVERY_S, STUCK_EXIT, known
@@ -399,7 +398,6 @@ class Host:
             self._ticked = now
             self._hand_back(now)
             self._hand_back_blocking(now)
-            self._end_revoked()
             self._end_overdue(now)
             if self._in_flight:
                 self._process.listen_to_recalls()
@@ -445,16 +443,6 @@ class Host:
             for claim in claims:
                 flight = self._runs[run_id].flights[claim]
                 self._cancel(flight, claim_lost(claim))
-
-    def _end_revoked(self) -> None:
-        """Celery's `revoke`, of which Flower has a button, knows calls by the ids of their events."""
-        if not revoked:
-            return
-        for run, flight in self._flights():
-            task_id = f"{run.run_id}:{flight.work.claim.call}"
-            # What runs again, in a run that goes on, was revoked before.
-            if task_id in revoked and revoked.as_dict()[task_id] > flight.since:
-                self._cancel(flight, CallRevoked("it was revoked, by Celery's `revoke` or in Flower"))
 
     def _cancel(self, flight: Flight, reason: Exception) -> None:
         if flight.ending is None:

@@ -11,6 +11,7 @@ from mosaic_queues.errors import BindingError, ClaimLost, ToolError
 from mosaic_queues.transitions import INPUTS_CALL
 from mosaic_tasks.definition.plan import INPUTS, ITEM, Path, Ref
 from mosaic_tasks.definition.references import read
+from mosaic_tasks.execution.observing import with_fences
 from mosaic_tasks.execution.prepared import CallId, PreparedNode, PreparedPlan, stream_name
 from mosaic_tasks.execution.process import Process
 
@@ -42,7 +43,9 @@ class Inputs:
         nodes = [self._plan.node(number) for number in dict.fromkeys(CallId(call).node for call in calls)]
         sources = dict.fromkeys(source for node in nodes for source in node.required + node.optional)
         named = [output_call(source) for source in sources if source not in self._decoded]
-        return [call for call in named if self._at_hand(call) is None][:VALUES_READ]
+        return with_fences(
+            self._process, [call for call in named if self._at_hand(call) is None][:VALUES_READ]
+        )
 
     def _at_hand(self, call: str) -> bytes | None:
         return self._process.value(self._run_id, self._epoch, call)

@@ -113,7 +113,7 @@ class Mailboxes:
             if node.plan.agent is None:
                 return await _folded(node, state, arguments, kind)
             answer = await self._asking.ask(work, node.plan.agent, {**names, SO_FAR: state})
-            usages.append(usage_of(work, answer.model, answer.usage))
+            usages.append(usage_of(work, answer.model, answer.usage, answer.finish_reason))
             return _grown_answer(state, answer.value, kind)
 
         folding = Folding(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from mosaic_queues.errors import CallError, CallTimeout, ClaimLost, MosaicError, PayloadError
+from mosaic_queues.errors import CallError, CallRevoked, CallTimeout, ClaimLost, MosaicError, PayloadError
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import Claim, Field, Mark, Usage
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
@@ -81,20 +81,27 @@ class Failure(NamedTuple):
 
     Attributes:
         is_first: it did something since its last failure, so this one counts as the first.
+        is_revoked: somebody wanted it to end.
     """
 
     error: str
     retryable: bool
     usage: Usage | None = None
     is_first: bool = False
+    is_revoked: bool = False
 
 
 class Unrecorded(NamedTuple):
     """Nothing is to be recorded of the call: a mailbox read what there was and waits for more, or made a call of each
-    item, or the claim was lost."""
+    item, or the claim was lost.
+
+    Attributes:
+        is_lost: it was the claim.
+    """
 
     shown: str
     usage: Usage | None = None
+    is_lost: bool = False
 
 
 class Returned(NamedTuple):
@@ -118,8 +125,8 @@ class Overtaken(NamedTuple):
 Outcome = Value | Skip | Expand | Failure | Unrecorded | Returned | Overtaken
 
 
-def usage_of(work: Work, model: str, used: Any) -> Usage:
-    """What the ledger notes of the tokens and the price that an engine told."""
+def usage_of(work: Work, model: str, used: Any, finish: str = "") -> Usage:
+    """What the ledger notes of the tokens and the price that an engine told, and why its answer ended."""
     return Usage(
         work.claim.call,
         str(model),
@@ -128,6 +135,7 @@ def usage_of(work: Work, model: str, used: Any) -> Usage:
         used.cost_usd,
         used.cached_tokens,
         work.claim.fence,
+        finish,
     )
 
 
@@ -141,6 +149,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage | None:
         output_tokens=sum(usage.output_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         cost_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
+        finish=usages[-1].finish,
     )
 
 
@@ -166,7 +175,7 @@ def retry_pause(node: PreparedNode, failures: int) -> float | None:
 def ended(work: Work, reason: BaseException, usage: Usage | None = None) -> Failure | Unrecorded:
     """What a call comes to that was ended from outside: nothing, where it is somebody else's or nobody's."""
     if isinstance(reason, ClaimLost):
-        return Unrecorded(str(reason), usage)
+        return Unrecorded(str(reason), usage, is_lost=True)
     return failure(work.node, work.claim, reason)._replace(usage=usage)
 
 
@@ -179,7 +188,8 @@ def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
     """A failure that says which node and call, what was raised, and where."""
     item = CallId(claim.call).item
     where = f"node {node.name!r}" + (f", item {item}" if item is not None else "")
-    return Failure(f"{where}: {_told(error)}", _is_retryable(error))
+    is_revoked = isinstance(error, CallRevoked)
+    return Failure(f"{where}: {_told(error)}", _is_retryable(error), is_revoked=is_revoked)
 
 
 _OURS = str(Path(__file__).parents[1]) + os.sep

@@ -30,6 +30,7 @@ from mosaic_queues.settings import Settings, settings
 from mosaic_queues.transitions import Claim, Group, LiveCall, Redo
 from mosaic_routing.degrading import Changed
 from mosaic_routing.guards import Guards, Limited, ServerBackend
+from mosaic_tasks import logs
 from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.execution.learning import Learning
@@ -38,6 +39,10 @@ from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.reporting import Reporter
 from mosaic_tasks.execution.sent import Sent, Straggler
 from mosaic_tasks.execution.sharing import Lengths, batch_size
+from mosaic_tasks.observability.lines import with_call
+from mosaic_tasks.observability.observer import Observer
+from mosaic_tasks.observability.tracing import open_tracer
+from mosaic_tasks.webhooks.pending import PendingWebhooks
 
 PLANS_KEPT = 32
 VALUES_KEPT = 4096
@@ -101,9 +106,17 @@ class Process:
         self.settings: Settings = settings()
         self.client: Redis = connect(ledger_url(app))
         self.once: Redis = sending_once(self.client)
-        self.ledger = Ledger(self.client, once=self.once, namespace=self.settings.namespace)
+        self.ledger = Ledger(
+            self.client,
+            once=self.once,
+            namespace=self.settings.namespace,
+            history_runs=self.settings.history_runs,
+        )
         self.recalls = RecallListener(self.client, self.ledger.keys)
         self.payloads = PayloadStore.from_settings(self.client)
+        self.observer = Observer(
+            self.client, self.ledger.keys, open_tracer(self.settings.tracing), now_ms=self.now_ms
+        )
         self._ahead_s = 0.0
         self._compare_clocks()
         self.outbox = Outbox(app, clock=lambda: time.time() + self._ahead_s, ledger=self.client)
@@ -134,6 +147,12 @@ class Process:
         """What is known of the lengths of prompts and answers."""
         return Learning(self.client, self.ledger.keys, holder=incarnation())
 
+    @cached_property
+    def webhooks(self) -> PendingWebhooks:
+        """The ends of runs that somebody is still to be told of."""
+        keep_s = self.settings.max_run_s + self.settings.retention_s
+        return PendingWebhooks(self.client, namespace=self.settings.namespace, keep_s=keep_s)
+
     # -- identity ----------------------------------------------------------------------------------------------
 
     @property
@@ -161,6 +180,15 @@ class Process:
             liveness.start()
             self._count_slots()
             self._liveness = liveness
+
+    def serve(self, queues: tuple[str, ...]) -> None:
+        """Announces which queues it serves from now on, where these are others."""
+        if queues == self.serves:
+            return
+        self.serves = queues
+        if self._liveness is not None:
+            self._liveness.serve(queues)
+            self._count_slots()
 
     def assure_alive(self) -> None:
         """Called before each claim, so that nobody claims who counts as dead.
@@ -204,6 +232,7 @@ class Process:
         if self._liveness is not None:
             self._liveness.stop()
         self.reporter.close()
+        self.observer.close()
         self.once.connection_pool.disconnect()
         self.client.close()
 
@@ -215,6 +244,7 @@ class Process:
         self._hand_back()
         if "learning" in self.__dict__:
             self.learning.share()  # those that place calls do by themselves; workers that answer have news for them
+        self.observer.flush()
 
     def _compare_clocks(self) -> None:
         """How far the server's clock is ahead of this machine's."""
@@ -394,6 +424,9 @@ _processes: dict[tuple[int, int], Process] = {}
 _equip: dict[Callable[[Process], None], None] = {}
 _facts = WorkerFacts()
 _lock = threading.Lock()
+
+
+logs.extend(with_call)
 
 
 def set_worker_facts(facts: WorkerFacts) -> None:

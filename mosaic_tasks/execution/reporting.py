@@ -1,20 +1,28 @@
-"""Tells Celery's event stream of every call, so that Flower shows each as a task, however it travelled."""
+"""Tells Celery's event stream of every call, so that Flower shows each as a task, however it travelled.
+
+A run is a task too, whose id is that of the run, and the parent of its calls: so they hang together. Its first call in
+a process announces it, and the sweeper says how it ended. What is told twice changes nothing: a state that comes late
+does not replace a later one.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Any
 
 import structlog
 from celery import Celery
 
-from mosaic_queues.outbox import CALL_TASK
+from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.execution.watch import attend
 
 log = structlog.get_logger(__name__)
 
 FLUSH_AT = 60
 RESULT_CHARS = 200
+RUNS_KEPT = 1000
+"""Of so many runs a process remembers that it has announced them."""
 
 
 class Reporter:
@@ -29,32 +37,89 @@ class Reporter:
         self._app, self._hostname, self._enabled = app, hostname, enabled
         self._dispatcher: Any = None
         self._buffered = 0
+        self._announced: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def started(self, run_id: str, call: str, node: str, attempt: int) -> None:
-        """A call was taken up and begins."""
+    def started(self, run_id: str, call: str, *, workflow: str, node: str, attempt: int) -> None:
+        """A call was taken up and begins.
+
+        Args:
+            attempt: 1 is the first.
+        """
         if not self._enabled:
             return
-        task_id = f"{run_id}:{call}"
+        self._announce(run_id, workflow)
+        told = {"run": run_id, "workflow": workflow, "node": node, "call": call, "attempt": attempt}
+        task_id = task_of(run_id, call)
         self._add(
             "task-received",
             uuid=task_id,
-            name=CALL_TASK,
+            name=f"{workflow}.{node}",
             args=f"({node!r}, {call!r})",
-            kwargs="{}",
-            retries=attempt,
+            kwargs=repr(told),
+            retries=attempt - 1,
             root_id=run_id,
+            parent_id=run_id,
         )
         self._add("task-started", uuid=task_id)
 
+    def _announce(self, run_id: str, workflow: str) -> None:
+        """Once for each run."""
+        if run_id in self._announced:
+            return
+        self._announced[run_id] = None
+        if len(self._announced) > RUNS_KEPT:
+            self._announced.popitem(last=False)
+        self._run_received(run_id, workflow)
+        self._add("task-started", uuid=run_id, timestamp=opened_at(run_id))
+
+    def _run_received(self, run_id: str, workflow: str) -> None:
+        told, opened_s = {"run": run_id, "workflow": workflow}, opened_at(run_id)
+        self._add(
+            "task-received",
+            uuid=run_id,
+            name=workflow,
+            args="()",
+            kwargs=repr(told),
+            retries=0,
+            timestamp=opened_s,
+        )
+
     def succeeded(self, run_id: str, call: str, runtime_s: float, result: str) -> None:
         """A call ended with a result."""
-        self._add("task-succeeded", uuid=f"{run_id}:{call}", result=result[:RESULT_CHARS], runtime=runtime_s)
+        self._succeeded(task_of(run_id, call), runtime_s, result)
 
     def failed(self, run_id: str, call: str, error: str, *, retried: bool) -> None:
         """A call raised."""
+        self._failed(task_of(run_id, call), error, retried=retried)
+
+    def revoked(self, run_id: str, call: str, reason: str) -> None:
+        """A call does not count any more. Where another process has taken it up, that one says what becomes of it."""
+        self._revoked(task_of(run_id, call), reason)
+
+    def run_ended(self, run: RunRecord) -> None:
+        """A run is over."""
+        if not self._enabled:
+            return
+        self._run_received(run.run_id, run.name)  # once more, for who came later
+        if run.status == "done":
+            self._succeeded(run.run_id, ((run.ended_ms or run.created_ms) - run.created_ms) / 1000, "done")
+        elif run.status == "cancelled":
+            self._revoked(run.run_id, run.error)
+        else:
+            self._failed(run.run_id, run.error, retried=False)
+        self.flush()  # the watch looks only while calls run
+
+    def _succeeded(self, task_id: str, runtime_s: float, result: str) -> None:
+        self._add("task-succeeded", uuid=task_id, result=result[:RESULT_CHARS], runtime=runtime_s)
+
+    def _failed(self, task_id: str, error: str, *, retried: bool) -> None:
         kind = "task-retried" if retried else "task-failed"
-        self._add(kind, uuid=f"{run_id}:{call}", exception=error[:RESULT_CHARS], traceback="")
+        self._add(kind, uuid=task_id, exception=error[:RESULT_CHARS], traceback="")
+
+    def _revoked(self, task_id: str, reason: str) -> None:
+        told = {"terminated": True, "signum": None, "expired": False, "exception": reason[:RESULT_CHARS]}
+        self._add("task-revoked", uuid=task_id, **told)
 
     def _add(self, kind: str, **fields: Any) -> None:
         if not self._enabled:
@@ -106,3 +171,13 @@ class Reporter:
         if dispatcher is not None:
             dispatcher.close()
             dispatcher.connection.close()
+
+
+def task_of(run_id: str, call: str) -> str:
+    """The id of a call as a task of Celery."""
+    return f"{run_id}:{call}"
+
+
+def opened_at(run_id: str) -> float:
+    """When a run was opened, in seconds since 1970: a UUIDv7 begins with it."""
+    return int(run_id.replace("-", "")[:12], 16) / 1000

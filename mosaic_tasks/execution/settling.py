@@ -10,6 +10,7 @@ from mosaic_queues.errors import ClaimLost
 from mosaic_queues.transitions import Advance, Claim, Done, DoneKind, Usage, is_shadow
 from mosaic_tasks.definition.plan import NodePlan
 from mosaic_tasks.execution.holding import Holding
+from mosaic_tasks.execution.observing import Observing
 from mosaic_tasks.execution.outcomes import (
     Ending,
     Expand,
@@ -35,32 +36,51 @@ class Settling:
         self._holding = holding
         self._process, self._plan, self._run_id = holding.process, holding.plan, holding.run_id
 
+    @property
+    def _observing(self) -> Observing:
+        return self._holding.execution.observing
+
     def report_start(self, claim: Claim) -> None:
         """Tells those who watch that a call begins."""
-        node = self._plan.plan.nodes[CallId(claim.call).node].name
-        self._process.reporter.started(self._run_id, claim.call, node, claim.failures + claim.losses)
+        self._observing.begins(claim)
+        plan, number = self._plan.plan, CallId(claim.call).node
+        self._process.reporter.started(
+            self._run_id,
+            claim.call,
+            workflow=plan.name,
+            node=plan.nodes[number].name,
+            attempt=claim.failures + claim.losses + 1,
+        )
 
     def settle(self, claim: Claim, outcome: Outcome, length_s: float) -> None:
         """Turns an outcome into what the next transition records; failures and fan-outs are their own transitions."""
+        ends = self._observing.ends
         match outcome:
             case Value(envelope, shown, ending, usage):
                 self._finish(claim, envelope, skipped=False, usage=usage, ending=ending)
                 self._process.lengths.add(self._plan.length_key(claim.call), length_s)
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
+                ends(claim, "done", usage=usage)
             case Skip(reason):
                 self._skip(claim, reason, self._holding.execution.endings.of_skip(CallId(claim.call), reason))
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, f"skipped: {reason}")
+                ends(claim, "skipped")
             case Expand(size):
                 self._expand(claim, size)
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, f"{size} items")
-            case Unrecorded(shown, usage):
+                ends(claim, "expanded")
+            case Unrecorded(reason, usage, is_lost):
                 if usage is not None:
                     with self._holding.lock:
                         self._holding.finished.usages.append(usage)
-                self._process.reporter.succeeded(self._run_id, claim.call, length_s, shown)
+                ends(claim, "dropped" if is_lost else "waiting", usage=usage)
+                if is_lost:  # else it goes on: a mailbox waits for more
+                    self._process.reporter.revoked(self._run_id, claim.call, reason)
             case Overtaken(of_call, own):
+                self._observing.goes_on_as(claim, of_call)
                 self.settle(of_call, own, length_s)
                 self._process.reporter.succeeded(self._run_id, claim.call, length_s, "it answered first")
+                ends(claim, "overtook")
             case Failure() | Returned() if is_shadow(claim.call):
                 self._drop(claim, outcome)
             case Failure():
@@ -77,6 +97,8 @@ class Settling:
             with self._holding.lock:
                 self._holding.finished.usages.append(outcome.usage)
         self._process.reporter.failed(self._run_id, claim.call, reason, retried=False)
+        usage = outcome.usage if isinstance(outcome, Failure) else None
+        self._observing.ends(claim, "failed", error=reason, usage=usage)
         log.info(
             "call.shadow_dropped",
             what="asking a second time has failed, the call itself goes on",
@@ -91,6 +113,7 @@ class Settling:
         holder, is_loss = self._holding.claimant, outcome.is_loss
         groups = self._process.ledger.hand_back(self._run_id, back, holder=holder, is_loss=is_loss)
         self._process.reporter.failed(self._run_id, claim.call, outcome.reason, retried=True)
+        self._observing.ends(claim, "returned", error="EngineGone")
         log.info(
             "call.returned",
             what="engine gone, the call runs again",
@@ -173,7 +196,12 @@ class Settling:
         if outcome.usage is not None:
             with self._holding.lock:
                 self._holding.finished.usages.append(outcome.usage)
-        self._process.reporter.failed(self._run_id, claim.call, outcome.error, retried=pause is not None)
+        told = "failed" if pause is None else "retried"
+        self._observing.ends(claim, told, error=outcome.error, usage=outcome.usage)
+        if outcome.is_revoked:
+            self._process.reporter.revoked(self._run_id, claim.call, outcome.error)
+        else:
+            self._process.reporter.failed(self._run_id, claim.call, outcome.error, retried=pause is not None)
         log.warning(
             "call.failed",
             what="call failed",

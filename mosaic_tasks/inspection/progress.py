@@ -534,6 +534,11 @@ def node_of(call: str) -> int:
     return int(call.partition(".")[0])
 
 
+def nodes_of(plan: Plan, event: Event) -> list[str]:
+    """The names of the nodes that an event is about, each once."""
+    return list(dict.fromkeys(plan.nodes[node_of(call)].name for call in event.calls))
+
+
 def is_item(call: str) -> bool:
     """Whether a call is that of an item of a fan-out, or one that a mixture made."""
     return call[-1].isdigit() and "." in call

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from mosaic_queues.content import contents_of
 from mosaic_queues.errors import InputError
@@ -23,10 +23,12 @@ from mosaic_queues.events import Event, read_events
 from mosaic_queues.following import Following, Found
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
-from mosaic_queues.streams import Chunk, chunks_of, position_of
+from mosaic_queues.streams import ENTRIES_READ, Chunk, chunks_of, position_of
 from mosaic_queues.transitions import CLOSE
 from mosaic_tasks.definition.plan import NodePlan
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 StreamKind = Literal["text", "items", "value", "retract", "end"]
 _NOTHING = "0-0"
 _INLINE = (b"\x00", b"\x01")
@@ -100,8 +102,8 @@ def _kind_of(value: Any) -> StreamKind:
     return "text" if isinstance(value, str) else "items" if isinstance(value, list) else "value"
 
 
-class Part(Protocol):
-    """A way to read a node.
+class Part(Protocol[T_co]):
+    """A way to read something of a run, such as a node.
 
     Attributes:
         is_over: nothing more comes.
@@ -115,7 +117,7 @@ class Part(Protocol):
     def is_local(self, found: Found, /) -> bool:
         """Whether `take_in` needs no trip to the server for what was found."""
 
-    def take_in(self, found: Found, /) -> Iterator[StreamEvent]:
+    def take_in(self, found: Found, /) -> Iterator[T_co]:
         """What came, as events. Called once before anything was found, too."""
 
 
@@ -304,7 +306,7 @@ def _unsaid(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
     return (piece._replace(value=[]) for piece in pieces)
 
 
-def part_of(source: Source, node: NodePlan, *, is_read: bool, after: str | None) -> Part:
+def part_of(source: Source, node: NodePlan, *, is_read: bool, after: str | None) -> Part[StreamEvent]:
     """How a node is read, from behind the event `after`.
 
     Args:
@@ -326,30 +328,39 @@ def _checked(after: str, form: str) -> str:
     return after
 
 
-class _Reading:
+class _Reading(Generic[T]):
     """What both ways to read have in common.
 
     Args:
-        open_part: how the node is read; may need trips to the server.
+        open_part: how it is read; may need trips to the server.
         ring: called from another thread when there may be more.
+        page: entries of a stream that are held at once.
     """
 
     def __init__(
-        self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool, ring: Callable[[], None]
+        self,
+        ledger: Ledger,
+        open_part: Callable[[], Part[T]],
+        *,
+        follow: bool,
+        ring: Callable[[], None],
+        page: int = ENTRIES_READ,
     ) -> None:
+        self._page = page
         self._ledger, self._open_part, self._follow, self._ring = ledger, open_part, follow, ring
-        self._ready: deque[StreamEvent] = deque()
+        self._ready: deque[T] = deque()
         self._is_over = False
-        self._part: Part | None = None
+        self._part: Part[T] | None = None
         self._following: Following | None = None
         self._leave: Callable[[], object] = _nothing_to_leave
 
-    def _open(self) -> tuple[Part, Following]:
+    def _open(self) -> tuple[Part[T], Following]:
         """The node and its streams; opened once. A reading that is dropped leaves."""
         if self._part is None or self._following is None:
             client, keys = self._ledger.client, self._ledger.keys
             self._part = self._open_part()
-            self._following = Following(client, keys, self._part.cursors(), ring=self._ring)
+            cursors = self._part.cursors()
+            self._following = Following(client, keys, cursors, ring=self._ring, page=self._page)
             finalizer = weakref.finalize(self, self._following.leave)
             finalizer.atexit = False
             self._leave = finalizer
@@ -386,13 +397,13 @@ def _nothing_to_leave() -> None:
     """A reading that was never opened."""
 
 
-class Reading(_Reading):
-    """A node's events, one after the other: an iterator, to be closed where it is left before its end.
+class Reading(_Reading[T]):
+    """Events, one after the other: an iterator, to be closed where it is left before its end.
 
     `close` may be called from any thread; whoever waits for the next event then is told that there is none.
     """
 
-    def __init__(self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool) -> None:
+    def __init__(self, ledger: Ledger, open_part: Callable[[], Part[T]], *, follow: bool) -> None:
         self._bell = threading.Event()
         super().__init__(ledger, open_part, follow=follow, ring=self._bell.set)
         self._open()
@@ -400,7 +411,7 @@ class Reading(_Reading):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> StreamEvent:
+    def __next__(self) -> T:
         while not self._ready:
             if self._is_over:
                 raise StopIteration
@@ -424,13 +435,15 @@ class Reading(_Reading):
         self.close()
 
 
-class AsyncReading(_Reading):
-    """A node's events for coroutines. One that is cancelled while it waits for an event loses none.
+class AsyncReading(_Reading[T]):
+    """Events for coroutines. One that is cancelled while it waits for an event loses none.
 
     What needs a trip to the server goes through a thread; what the hub has read already does not.
     """
 
-    def __init__(self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, open_part: Callable[[], Part[T]], *, follow: bool, page: int = ENTRIES_READ
+    ) -> None:
         loop, self._bell = asyncio.get_running_loop(), asyncio.Event()
         bell = self._bell
 
@@ -438,20 +451,41 @@ class AsyncReading(_Reading):
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(bell.set)
 
-        super().__init__(ledger, open_part, follow=follow, ring=ring)
+        super().__init__(ledger, open_part, follow=follow, ring=ring, page=page)
         self._trip: asyncio.Task[bool] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> StreamEvent:
+    async def __anext__(self) -> T:
+        if not await self._has_more():
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def open(self) -> None:
+        """Finds what is read; the first event does so too.
+
+        Raises:
+            InputError: there is nothing of that kind.
+        """
+        await asyncio.to_thread(self._open)
+
+    async def several(self) -> list[T]:
+        """The next events: all that are at hand, and at least one; none when that was all."""
+        await self._has_more()
+        found = list(self._ready)
+        self._ready.clear()
+        return found
+
+    async def _has_more(self) -> bool:
+        """Waits for an event; False: that was all."""
         while not self._ready:
             if self._is_over:
-                raise StopAsyncIteration
+                return False
             self._bell.clear()
             if not (await self._step_async() or self._ready or self._is_over):
                 await self._bell.wait()
-        return self._ready.popleft()
+        return True
 
     async def _step_async(self) -> bool:
         if self._trip is None:

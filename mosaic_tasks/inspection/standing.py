@@ -55,7 +55,7 @@ class Standing:
 
     def __init__(
         self,
-        part: Part,
+        part: Part[StreamEvent],
         source: Source,
         *,
         is_ordered: bool,
@@ -142,11 +142,16 @@ def _cut(event: StreamEvent, most: float) -> StreamEvent | None:
     return event._replace(value=event.value[: int(most) - event.offset])
 
 
-class PatientReading(Reading):
+class PatientReading(Reading[StreamEvent]):
     """A reading that waits no longer than its patience; None: to the end."""
 
     def __init__(
-        self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool, patience: Patience | None
+        self,
+        ledger: Ledger,
+        open_part: Callable[[], Part[StreamEvent]],
+        *,
+        follow: bool,
+        patience: Patience | None,
     ) -> None:
         self._patience = patience
         super().__init__(ledger, open_part, follow=follow)
@@ -160,11 +165,16 @@ class PatientReading(Reading):
         return took
 
 
-class PatientAsyncReading(AsyncReading):
+class PatientAsyncReading(AsyncReading[StreamEvent]):
     """`PatientReading` for coroutines."""
 
     def __init__(
-        self, ledger: Ledger, open_part: Callable[[], Part], *, follow: bool, patience: Patience | None
+        self,
+        ledger: Ledger,
+        open_part: Callable[[], Part[StreamEvent]],
+        *,
+        follow: bool,
+        patience: Patience | None,
     ) -> None:
         self._patience = patience
         super().__init__(ledger, open_part, follow=follow)

@@ -7,7 +7,7 @@ process, the lane is broken, and the loss is told. What a mixture asked stands b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape
@@ -17,7 +17,7 @@ from mosaic_queues.transitions import RunStatus
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.inspection.arranging import arranged, label
 from mosaic_tasks.inspection.decisions import in_short
-from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress, told_hedges
+from mosaic_tasks.inspection.progress import NodeState, NodeView, Progress, RunView, told_hedges
 from mosaic_tasks.inspection.wording import duration
 
 Activity = Literal["wait", "pause", "idle", "run"]
@@ -69,38 +69,61 @@ class Timeline(NamedTuple):
     lanes: tuple[Lane, ...]
 
 
+class Charting:
+    """The lanes of a run, event by event.
+
+    Attributes:
+        progress: the state of the run.
+    """
+
+    def __init__(self, plan: Plan, *, run_id: str = "") -> None:
+        self.progress = Progress(plan, run_id=run_id)
+        self._tracks = [_Track() for _ in plan.nodes]
+        self._earlier: list[Lane] = []
+        self._last_ms = 0
+
+    def apply(self, event: Event) -> None:
+        """Takes the next event in."""
+        self._last_ms = event.at_ms
+        if event.kind == "redo":
+            self._begin_again(event)
+        for number in self.progress.apply(event):
+            if event.kind == "lost":
+                self._tracks[number].lose(event)
+            self._tracks[number].enter(_activity(self.progress.node(number)), event.at_ms)
+
+    def timeline(self, view: RunView, *, now_ms: int) -> Timeline:
+        """The lanes so far; what is not over reaches to `now_ms`.
+
+        Args:
+            view: that of `progress`.
+        """
+        end_ms = view.closed_ms or max(now_ms, self._last_ms)
+        lanes = [*self._earlier]
+        lanes += [_lane(node, track, end_ms) for node, track in zip(view.nodes, self._tracks, strict=True)]
+        lanes.sort(key=lambda lane: lane.segments[0].start_ms if lane.segments else end_ms + 1)
+        start_ms = view.opened_ms or min(
+            (lane.segments[0].start_ms for lane in lanes if lane.segments), default=end_ms
+        )
+        return Timeline(view.run_id, view.name, view.status, start_ms, end_ms, tuple(arranged(lanes)))
+
+    def _begin_again(self, event: Event) -> None:
+        """Keeps the lanes of nodes that run again, as far as they had come."""
+        for number in map(int, event.calls):
+            node = self.progress.node(number)
+            ended = node if node.is_over else node._replace(state="cancelled")
+            lane = _lane(ended, self._tracks[number], event.at_ms)
+            self._tracks[number] = _Track()
+            if lane.segments:
+                self._earlier.append(lane)
+
+
 def timeline(plan: Plan, events: Iterable[Event], *, now_ms: int, run_id: str = "") -> Timeline:
     """The lanes of a run; what is not over reaches to `now_ms`."""
-    progress = Progress(plan, run_id=run_id)
-    tracks = [_Track() for _ in plan.nodes]
-    lanes: list[Lane] = []
-    last_ms = 0
+    charting = Charting(plan, run_id=run_id)
     for event in events:
-        last_ms = event.at_ms
-        if event.kind == "redo":
-            lanes += _earlier(progress, tracks, event)
-        for number in progress.apply(event):
-            if event.kind == "lost":
-                tracks[number].lose(event)
-            tracks[number].enter(_activity(progress.node(number)), event.at_ms)
-    view = progress.view()
-    end_ms = view.closed_ms or max(now_ms, last_ms)
-    lanes += [_lane(node, track, end_ms) for node, track in zip(view.nodes, tracks, strict=True)]
-    lanes.sort(key=lambda lane: lane.segments[0].start_ms if lane.segments else end_ms + 1)
-    start_ms = view.opened_ms or min(
-        (lane.segments[0].start_ms for lane in lanes if lane.segments), default=end_ms
-    )
-    return Timeline(run_id, view.name, view.status, start_ms, end_ms, tuple(arranged(lanes)))
-
-
-def _earlier(progress: Progress, tracks: list[_Track], event: Event) -> Iterator[Lane]:
-    """The lanes of nodes that run again, as far as they had come."""
-    for number in map(int, event.calls):
-        node = progress.node(number)
-        lane = _lane(node if node.is_over else node._replace(state="cancelled"), tracks[number], event.at_ms)
-        tracks[number] = _Track()
-        if lane.segments:
-            yield lane
+        charting.apply(event)
+    return charting.timeline(charting.progress.view(), now_ms=now_ms)
 
 
 def _lane(node: NodeView, track: _Track, end_ms: int) -> Lane:
@@ -108,7 +131,7 @@ def _lane(node: NodeView, track: _Track, end_ms: int) -> Lane:
         node.name,
         node.state,
         node.calls,
-        track.close(end_ms),
+        track.segments(end_ms),
         node.epoch,
         tuple(track.losses),
         told_hedges(node),
@@ -137,9 +160,11 @@ class _Track:
         self._leave(event.at_ms)
         self.losses.append(Loss(event.at_ms, event.holder))
 
-    def close(self, at_ms: int) -> tuple[Segment, ...]:
-        self._leave(at_ms)
-        return tuple(self._segments)
+    def segments(self, until_ms: int) -> tuple[Segment, ...]:
+        """Those so far; what goes on reaches to `until_ms`."""
+        if self._current is None:
+            return tuple(self._segments)
+        return (*self._segments, Segment(self._current, self._since, until_ms))
 
     def _leave(self, at_ms: int) -> None:
         if self._current is not None:
@@ -164,7 +189,8 @@ Cell = Activity | Literal["lost"] | None
 _WEIGHT: dict[Cell, int] = {None: 0, "idle": 1, "wait": 2, "pause": 3, "run": 4}
 
 
-def _column(at_ms: int, chart: Timeline, columns: int) -> int:
+def column_of(at_ms: int, chart: Timeline, columns: int) -> int:
+    """Where a moment stands on so many columns."""
     scale = columns / max(chart.end_ms - chart.start_ms, 1)
     return min(int((at_ms - chart.start_ms) * scale), columns - 1)
 
@@ -174,7 +200,7 @@ def _raster(lane: Lane, chart: Timeline, columns: int) -> list[Cell]:
     cells: list[Cell] = [None] * columns
     scale = columns / max(chart.end_ms - chart.start_ms, 1)
     for activity, start_ms, end_ms in lane.segments:
-        first = _column(start_ms, chart, columns)
+        first = column_of(start_ms, chart, columns)
         last = max(first + 1, min(round((end_ms - chart.start_ms) * scale), columns))
         for column in range(max(first, 0), last):
             if _WEIGHT[activity] > _WEIGHT[cells[column]]:
@@ -198,8 +224,8 @@ def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> 
     """The chart in `width` columns: a scale, a line a node, what the marks mean, a line a loss, what was asked a second
     time, and what mixtures came to."""
     marks = _ASCII_MARKS if ascii_only else _MARKS
-    labels = [_label(lane) for lane in chart.lanes]
-    notes = [_note(lane) for lane in chart.lanes]
+    labels = [lane_label(lane) for lane in chart.lanes]
+    notes = [lane_note(lane) for lane in chart.lanes]
     name_width = max(map(len, labels), default=0)
     bar = max(width - name_width - max(map(len, notes), default=0) - 4, _NARROWEST_BAR)
     lines = [_title(chart)]
@@ -207,17 +233,18 @@ def draw_text(chart: Timeline, *, width: int = 80, ascii_only: bool = False) -> 
     for lane, named, note in zip(chart.lanes, labels, notes, strict=True):
         cells = _raster(lane, chart, bar)
         for loss in lane.losses:
-            cells[_column(loss.at_ms, chart, bar)] = "lost"
+            cells[column_of(loss.at_ms, chart, bar)] = "lost"
         painted = "".join(marks[cell] for cell in cells)
         lines.append(f"{named:{name_width}} |{painted}| {note}".rstrip())
     lines.append("  ".join(f"{marks[activity]} {meaning}" for activity, meaning in _MEANINGS.items()))
     for lane, named in zip(chart.lanes, map(str.lstrip, labels), strict=True):
-        lines += [_cut(f"{marks['lost']} {named}: {_told(loss, chart)}", width) for loss in lane.losses]
+        lines += [_cut(f"{marks['lost']} {named}: {told_loss(loss, chart)}", width) for loss in lane.losses]
         lines += [_cut(f"{named}: {told}", width) for told in (lane.hedges, lane.decision) if told]
     return "\n".join(lines)
 
 
-def _told(loss: Loss, chart: Timeline) -> str:
+def told_loss(loss: Loss, chart: Timeline) -> str:
+    """What is told of a loss."""
     return f"process {loss.process} died, lost after {duration(loss.at_ms - chart.start_ms)}"
 
 
@@ -225,14 +252,15 @@ def _title(chart: Timeline) -> str:
     return f"{chart.name}: {chart.status}, {duration(chart.end_ms - chart.start_ms)}"
 
 
-def _label(lane: Lane) -> str:
+def lane_label(lane: Lane) -> str:
     """The name, which is cut where it is too long, with the number of items and the epoch behind it."""
     behind = f" x{lane.calls}" if lane.calls > 1 else ""
     behind += f" (epoch {lane.epoch})" if lane.epoch else ""
     return _cut(label(lane), _NAME_WIDTH - len(behind)) + behind
 
 
-def _note(lane: Lane) -> str:
+def lane_note(lane: Lane) -> str:
+    """How long it ran, and how it ended where that is not well; the state of a node that never started."""
     if not lane.segments:
         return lane.state
     ran = duration(lane.total_ms("run"))
@@ -309,20 +337,20 @@ def _svg_lane(lane: Lane, chart: Timeline, y: int) -> Iterator[str]:
     named = f"{lane.name} (epoch {lane.epoch})" if lane.epoch else lane.name
     about = "".join(f"; {told}" for told in (lane.hedges, lane.decision) if told)
     yield f"<g><title>{escape(f'{named}: {lane.state}, ran {ran}, waited {waited}{about}')}</title>"
-    yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{escape(_label(lane))}</text>'
-    for activity, first, last in _stretches(_raster(lane, chart, _BAR)):
+    yield f'<text class="end" x="{_LEFT - 10}" y="{baseline}">{escape(lane_label(lane))}</text>'
+    for activity, first, last in stretches(lane, chart, _BAR):
         looks = "failed" if lane.state == "failed" and activity == "run" else activity
         yield f'<rect class="{looks}" x="{_LEFT + first}" y="{y + 2}" width="{last - first}" height="14"/>'
     for loss in lane.losses:
-        yield f'<rect class="lost" x="{_LEFT + _column(loss.at_ms, chart, _BAR)}" y="{y}" width="3" height="18">'
-        yield f"<title>{escape(_told(loss, chart))}</title></rect>"
-    yield f'<text class="faint" x="{_LEFT + _BAR + 8}" y="{baseline}">{escape(_note(lane))}</text></g>'
+        yield f'<rect class="lost" x="{_LEFT + column_of(loss.at_ms, chart, _BAR)}" y="{y}" width="3" height="18">'
+        yield f"<title>{escape(told_loss(loss, chart))}</title></rect>"
+    yield f'<text class="faint" x="{_LEFT + _BAR + 8}" y="{baseline}">{escape(lane_note(lane))}</text></g>'
 
 
-def _stretches(cells: Sequence[Cell]) -> Iterator[tuple[str, int, int]]:
-    """Neighbouring columns with the same activity as (activity, first, end)."""
+def stretches(lane: Lane, chart: Timeline, columns: int) -> Iterator[tuple[str, int, int]]:
+    """The lane on so many columns: neighbouring ones with the same activity, as (activity, first, end)."""
     column = 0
-    for activity, group in groupby(cells):
+    for activity, group in groupby(_raster(lane, chart, columns)):
         length = len(list(group))
         if activity is not None:
             yield activity, column, column + length

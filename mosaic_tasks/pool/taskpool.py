@@ -172,12 +172,12 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
             self._pump()
 
     def grow(self, n: int = 1) -> None:
-        """Celery's `pool_grow`."""
-        self.slots.limit += n
+        """Celery's `pool_grow`; by a negative number it shrinks."""
+        self.slots.limit = max(self.slots.limit + n, 1)
 
     def shrink(self, n: int = 1) -> None:
         """Celery's `pool_shrink`: what runs goes on, and one slot is left."""
-        self.slots.limit = max(self.slots.limit - n, 1)
+        self.grow(-n)
 
     def flush(self) -> None:
         """The broker was lost: what has not begun comes again."""

@@ -90,6 +90,11 @@ class DeadLetters:
         texts: Any = self._client.hmget(self._letters, [name for name, _ in found]) if found else []
         return [_read(text, at_ms) for text, (_, at_ms) in zip(texts, found, strict=True) if text]
 
+    def count(self) -> int:
+        """How many there are."""
+        found: Any = self._client.zcard(self._ids)
+        return int(found)
+
     def get(self, letter_id: str) -> DeadLetter:
         """One of them.
 

@@ -13,25 +13,25 @@ from mosaic_queues.keys import Keys
 from mosaic_queues.transitions import process_of
 
 EventKind = Literal[
-    "opened",
-    "ready",
-    "routed",
-    "hedged",
-    "overtaken",
-    "claimed",
-    "done",
-    "skipped",
-    "usage",
-    "expanded",
-    "retry",
-    "failed",
-    "released",
-    "lost",
-    "idle",
-    "redo",
-    "cut",
-    "decided",
-    "closed",
+    "opened",  # the run is there; its detail is the workflow's name
+    "ready",  # calls may be claimed, in the queue that the detail names
+    "routed",  # the router chose who answers, or says why the call waits
+    "hedged",  # a call is asked a second time elsewhere
+    "overtaken",  # the second asking answered first
+    "claimed",  # a process took calls
+    "done",  # calls have their results
+    "skipped",  # calls do nothing: their condition is false, or their failure does not matter
+    "usage",  # what a question to an engine took: tokens, price
+    "expanded",  # a fan-out has so many calls
+    "retry",  # a call failed, and is tried again after a pause
+    "failed",  # a call failed for good
+    "released",  # a process gave calls back before they were over
+    "lost",  # calls whose process died, or that were overdue, were taken back
+    "idle",  # a node has read what there was of its streams, and waits for more
+    "redo",  # nodes run again, in a new epoch
+    "cut",  # a mixture does not need these calls any more
+    "decided",  # a mixture came to its end
+    "closed",  # the run is over; the detail is its status, with the error
 ]
 
 
@@ -52,6 +52,7 @@ class Event(NamedTuple):
         tokens: of `usage`: input and output.
         cached_tokens: of `usage`: so many of the input were spared by a prefix cache.
         cost_usd: of `usage`, None where the price is not known.
+        finish: of `usage`: why the engine ended its answer, such as `stop` or `length`; empty: it gave none.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Event(NamedTuple):
     cost_usd: float | None = None
     target: str = ""
     fence: int = 0
+    finish: str = ""
 
 
 def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> list[Event]:
@@ -75,7 +77,7 @@ def read_events(client: Redis, keys: Keys, run_id: str, *, after: str = "0") -> 
         "list[tuple[bytes, dict[bytes, bytes]]]",
         client.xrange(keys.run(run_id)[3], min=entry if index >= 0 else f"({entry}"),
     )
-    return [event for event in _events(found) if _is_after(event, entry, index)]
+    return [event for event in events_of(found) if is_after(event, after)]
 
 
 def follow_events(
@@ -98,7 +100,7 @@ def follow_events(
         if not answer:
             yield None
             continue
-        for event in _events(answer[0][1]):
+        for event in events_of(answer[0][1]):
             yield event
             if event.kind == "closed" and not _is_reopened(client, keys, run_id):
                 return
@@ -120,12 +122,14 @@ def _position(event_id: str) -> tuple[str, int]:
     return entry, int(index) if index else -1
 
 
-def _is_after(event: Event, entry: str, index: int) -> bool:
-    own, own_index = _position(event.id)
-    return own != entry or own_index > index
+def is_after(event: Event, after: str) -> bool:
+    """Whether an event, not before the entry of `after`, comes behind the one with that id."""
+    (entry, index), (own, own_index) = _position(after), _position(event.id)
+    return own != entry or 0 <= index < own_index
 
 
-def _events(entries: Any) -> Iterator[Event]:
+def events_of(entries: Any) -> Iterator[Event]:
+    """Events from entries as the server gives them."""
     for entry_id, fields in entries:
         entry = entry_id.decode()
         at_ms = int(entry.partition("-")[0])
@@ -167,11 +171,12 @@ def _event(event_id: str, at_ms: int, raw: list[Any]) -> Event:
 
 
 def _usage(event: partial[Event], raw: list[Any]) -> Event:
-    _, call, model, read, written, cost, cached, _fence = raw
+    _, call, model, read, written, cost, cached, _fence, finish = raw
     return event(
         (call,),
         detail=model,
         tokens=(int(read), int(written)),
         cached_tokens=int(cached),
         cost_usd=None if cost == "" else cost,
+        finish=finish,
     )

@@ -203,12 +203,19 @@ class Following:
         cursors: by the key of each stream, the id of the last entry already read; `0-0`: none. An id that the stream
             has not reached yet would hide what comes from other readers.
         ring: called from another thread when there may be more to `take`.
+        page: it takes so many entries of a stream at once.
     """
 
     def __init__(
-        self, client: Redis, keys: Keys, cursors: Mapping[str, str], *, ring: Callable[[], None]
+        self,
+        client: Redis,
+        keys: Keys,
+        cursors: Mapping[str, str],
+        *,
+        ring: Callable[[], None],
+        page: int = ENTRIES_READ,
     ) -> None:
-        self._client, self._keys, self.ring = client, keys, ring
+        self._client, self._keys, self.ring, self._page = client, keys, ring, page
         self._cursors = {key: position_of(cursor) for key, cursor in cursors.items()}
         self._hub: _Hub | None = None
         self._left = False
@@ -224,7 +231,7 @@ class Following:
             if entries is None:
                 return None
             if entries:
-                found[key] = entries
+                found[key] = entries[: self._page]
         return found
 
     def take(self, *, follow: bool = True) -> Found:
@@ -257,11 +264,11 @@ class Following:
         starts = {key: hub.start_of(key) if hub else None for key in self._cursors}
         with self._client.pipeline(transaction=False) as pipe:
             for key, cursor in self._cursors.items():
-                pipe.xrange(key, f"({_spelled(cursor)}", count=ENTRIES_READ)
+                pipe.xrange(key, f"({_spelled(cursor)}", count=self._page)
             pages = dict(zip(self._cursors, pipe.execute(), strict=True))
         for key, entries in pages.items():
             start = starts[key]
-            if len(entries) < ENTRIES_READ and start is not None:
+            if len(entries) < self._page and start is not None:
                 self._cursors[key] = max(self._cursors[key], start)
         return {key: entries for key, entries in pages.items() if entries}
 

@@ -44,6 +44,14 @@ class Keys:
         """Where a process is told that calls which it runs do not count any more."""
         return f"{self.namespace}:recalls:{holder}"
 
-    def once(self, key: str) -> str:
-        """The run that an idempotency key stands for."""
-        return f"{self.namespace}:once:{key}"
+    def once(self, tenant: str, key: str) -> str:
+        """The run that an idempotency key of a tenant stands for. No name of a tenant has a colon."""
+        return f"{self.namespace}:once:{tenant}:{key}"
+
+    def history(self, tenant: str | None) -> str:
+        """Sorted set of the runs of a tenant, or of all (None), also of those that are over."""
+        return f"{self.namespace}:history:{tenant}" if tenant is not None else f"{self.namespace}:history"
+
+    def access(self, what: str) -> str:
+        """What the gateway keeps of API keys, sessions, quotas and the audit log; all in one slot."""
+        return f"{self.namespace}:{{access}}:{what}"

@@ -15,6 +15,7 @@ from redis import Redis
 
 from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
+from mosaic_queues.history import History
 from mosaic_queues.keys import Keys
 from mosaic_queues.recalls import Recalled, Recalls
 from mosaic_queues.scripts import Script
@@ -64,13 +65,22 @@ class Ledger:
         once: one that sends each command once, for the transitions that claim: when their answer is lost, nobody
             knows what was claimed. Default: `client`.
         namespace: prefix of all keys.
+        history_runs: so many runs are listed of a tenant, and of all together.
     """
 
-    def __init__(self, client: Redis, *, once: Redis | None = None, namespace: str = "mosaic") -> None:
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        once: Redis | None = None,
+        namespace: str = "mosaic",
+        history_runs: int = 100_000,
+    ) -> None:
         self.client = client
         self._once = once or client
         self.keys = Keys(namespace)
         self.recalls = Recalls(client, self.keys)
+        self.history = History(client, self.keys, most=history_runs)
 
     # -- transitions -------------------------------------------------------------------------------------------
 
@@ -84,10 +94,12 @@ class Ledger:
         roots: Sequence[Release],
         retention_s: float,
         max_run_s: float,
+        origin: str = "",
     ) -> bool:
         """Opens a run and makes its roots ready. False when it was already open.
 
         Args:
+            origin: the span in whose course that is, as W3C's `traceparent`.
             max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
         """
         argument = {
@@ -96,6 +108,7 @@ class Ledger:
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
             "keep_ms": int((max_run_s + retention_s) * 1000),
+            "origin": origin,
         }
         return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,)))
 
@@ -112,12 +125,14 @@ class Ledger:
         keep: int = 0,
         serves: Sequence[str] = (),
         open_: Mapping[str, Sequence[str]] | None = None,
+        fences: bool = False,
     ) -> Advance:
         """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls.
 
         Args:
             read: finished calls whose envelopes come back with the claims (at most some hundreds).
             open_: mailboxes of `claim` with the streams that they read: what they read first comes with their claims.
+            fences: notes by which claim each call of `done` was held, to be read as `fence_of`.
         """
         boxes = open_ or {}
         fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
@@ -133,6 +148,7 @@ class Ledger:
             "limit": ENTRIES_READ,
             "keep": keep,
             "serves": serves,
+            "fences": fences,
         }
         client = self._once if claim or keep else self.client
         envelopes = [item.envelope for item in done] + [field.envelope for _, field in fields]
@@ -148,10 +164,12 @@ class Ledger:
         return self._advanced(run_id, answer)._replace(outputs=outputs, opened=opened)
 
     def _advanced(self, run_id: str, answer: Any) -> Advance:
-        stale, claimed, ready, closed, dropped = answer
+        stale, claimed, ready, closed, dropped, *waited = answer
         self._recall(run_id, [(holder, [call]) for call, _, holder in dropped if holder])
         shadows = [Claim(call, int(fence), 0, 0) for call, fence, _ in dropped]
-        return Advance(stale, [Claim(*claim) for claim in claimed], ready, closed, dropped=shadows)
+        waited_ms = {call: int(ms) for call, ms in (waited[0] if waited else ())}
+        claims = [Claim(*claim) for claim in claimed]
+        return Advance(stale, claims, ready, closed, dropped=shadows, waited_ms=waited_ms)
 
     def expand(
         self,
@@ -433,14 +451,17 @@ class Ledger:
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
-    def prepare_run(self, run_id: str, *, plan_hash: str, plan: bytes, now_ms: int, keep_s: float) -> None:
-        """Stores the plan of a run that is to be opened, and enters the run into the index: one trip, where the plan is
-        there already."""
+    def prepare_run(
+        self, run_id: str, *, plan_hash: str, plan: bytes, tenant: str, now_ms: int, keep_s: float
+    ) -> None:
+        """Stores the plan of a run that is to be opened, and enters the run into the index and the history: one trip,
+        where the plan is there already."""
         keep_ms = int(keep_s * 1000)
         with self.client.pipeline(transaction=False) as pipe:
             pipe.pexpire(self.keys.plan(plan_hash), keep_ms)
             pipe.zadd(self.keys.runs, {run_id: now_ms})
             pipe.pexpire(self.keys.runs, keep_ms)
+            self.history.enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
             is_there, *_ = pipe.execute()
         if not is_there:
             self.client.set(self.keys.plan(plan_hash), plan, px=keep_ms)
@@ -484,9 +505,9 @@ class Ledger:
         if run_ids:
             self.client.zrem(self.keys.runs, *run_ids)
 
-    def run_for_key(self, key: str, asked: KeyedRun, *, keep_s: float) -> KeyedRun:
-        """The run that the idempotency key stands for; `asked` itself when the key is new."""
-        name = self.keys.once(key)
+    def run_for_key(self, tenant: str, key: str, asked: KeyedRun, *, keep_s: float) -> KeyedRun:
+        """The run that the tenant's idempotency key stands for; `asked` itself when the key is new."""
+        name = self.keys.once(tenant, key)
         if self.client.set(name, msgspec.msgpack.encode(asked), nx=True, px=int(keep_s * 1000)):
             return asked
         found = cast("bytes | None", self.client.get(name))
@@ -500,14 +521,18 @@ class Ledger:
         Raises:
             UnknownRun: never opened, or past its retention.
         """
-        names = ("status", "plan", "name", "created_ms", "ended_ms", "error")
-        values = cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[0], names))
-        if values[0] is None:
+        values = cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[0], _RECORD))
+        found = _record(run_id, values)
+        if found is None:
             raise UnknownRun(f"no run {run_id!r}: it was never opened here, or it is past its retention")
-        status, plan, name, created, ended, error = (value.decode() if value else "" for value in values)
-        return RunRecord(
-            run_id, cast(RunStatus, status), plan, name, int(created), int(ended) if ended else None, error
-        )
+        return found
+
+    def runs(self, run_ids: Sequence[str]) -> list[RunRecord | None]:
+        """The record of each run, None where it is unknown; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hmget(self.keys.run(run_id)[0], _RECORD)
+            return [_record(*found) for found in zip(run_ids, pipe.execute(), strict=True)]
 
     def plans_of(self, run_ids: Sequence[str]) -> set[str]:
         """The plans of these runs, without those of unknown runs; one round trip."""
@@ -527,11 +552,8 @@ class Ledger:
         """How each run stands, None where it is unknown; one round trip."""
         with self.client.pipeline(transaction=False) as pipe:
             for run_id in run_ids:
-                pipe.hmget(self.keys.run(run_id)[0], "status", "created_ms", "reopened_ms")
-            return [
-                RunStanding(cast(RunStatus, status.decode()), int(reopened or created)) if status else None
-                for status, created, reopened in pipe.execute()
-            ]
+                pipe.hmget(self.keys.run(run_id)[0], _STANDING)
+            return [_standing(values) if values[0] else None for values in pipe.execute()]
 
     def live_calls(self, run_id: str) -> list[LiveCall]:
         """The calls that are not finished: ready, delayed, claimed, or mailboxes that are idle."""
@@ -563,6 +585,18 @@ class Ledger:
         return cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[2], list(calls)))
 
 
+_RECORD = ("status", "plan", "name", "created_ms", "ended_ms", "error")
+
+
+def _record(run_id: str, values: Sequence[bytes | None]) -> RunRecord | None:
+    if values[0] is None:
+        return None
+    status, plan, name, created, ended, error = (value.decode() if value else "" for value in values)
+    return RunRecord(
+        run_id, cast(RunStatus, status), plan, name, int(created), int(ended) if ended else None, error
+    )
+
+
 def _usage_event(usage: Usage) -> tuple[Any, ...]:
     """As the script takes it: Lua's lists have no holes, so an unknown price is an empty text."""
     return ("usage", *usage._replace(cost_usd="" if usage.cost_usd is None else usage.cost_usd))  # type: ignore[arg-type]
@@ -572,6 +606,22 @@ def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
     cursors, state, *entries = raw
     return Drain(
         "read", dict(msgspec.msgpack.decode(cursors) or {}), bytes(state), _by_stream(sources, entries), ()
+    )
+
+
+_STANDING = ("status", "created_ms", "reopened_ms", "ended_ms", "name", "origin")
+
+
+def _standing(values: Sequence[bytes | None]) -> RunStanding:
+    status, created, reopened, ended, name, origin = (value.decode() if value else "" for value in values)
+    return RunStanding(
+        cast(RunStatus, status),
+        int(reopened or created),
+        name,
+        int(created),
+        int(ended) if ended else None,
+        origin,
+        int(reopened) if reopened else None,
     )
 
 

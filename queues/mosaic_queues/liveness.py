@@ -142,6 +142,11 @@ class Liveness:
             pipe.execute()
         self._renewed = begun
 
+    def serve(self, queues: Sequence[str]) -> None:
+        """Says at once which queues it serves from now on."""
+        self.process = msgspec.structs.replace(self.process, queues=tuple(queues))
+        self.renew()
+
     def assure(self) -> None:
         """Renews at once when the key may have expired: what counts as dead loses its claims, again and again.
 

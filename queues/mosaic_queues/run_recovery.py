@@ -17,8 +17,9 @@ from redis.exceptions import RedisError
 from mosaic_queues.connection import server_ms
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import forget_dead, live_processes
+from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.run_sizes import RunSizes
-from mosaic_queues.transitions import Group, LiveCall
+from mosaic_queues.transitions import Group, LiveCall, RunStanding
 
 log = structlog.get_logger(__name__)
 
@@ -124,8 +125,17 @@ class RecoveryHost(Protocol):
     def node_of(self, run_id: str, call: str) -> str:
         """What a call belongs to, for people: `node 'people'`."""
 
+    def run_ended(self, run_id: str, standing: RunStanding) -> object:
+        """A run has ended; it is told once, or once more where what follows fails."""
+
     def over(self, run_id: str) -> object:
-        """A run has ended."""
+        """A run has ended, or was never opened."""
+
+    def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> object:
+        """Claims of processes that died, or that did not end overdue calls, were taken back."""
+
+    def round_over(self, ages: QueueAges, mended: int) -> object:
+        """A round is over, in which so many calls were published again."""
 
     def expire(self) -> object:
         """Deletes what outlived its run; called now and then."""
@@ -169,13 +179,14 @@ class RunRecovery:
     def sweep(self) -> int:
         """Looks at every unfinished run; returns how many calls were published again."""
         listed = self._ledger.listed_runs()
-        mended, running = 0, []
+        mended, running, ages = 0, list[str](), QueueAges()
         for first in range(0, len(listed), RUNS_A_TRIP):
             some = self._still_running(listed[first : first + RUNS_A_TRIP])
             running += some
-            mended += self._sweep_some(some)
+            mended += self._sweep_some(some, ages)
         self._end_large(running)
         self._upkeep(running)
+        self._host.round_over(ages, mended)
         return mended
 
     def _still_running(self, listed: Sequence[tuple[str, int]]) -> list[str]:
@@ -188,6 +199,7 @@ class RunRecovery:
                 ended += [run_id] if listed_ms + FORGET_AFTER_MS < now_ms else []
             elif standing.status != "running":
                 ended.append(run_id)
+                self._try(run_id, self._host.run_ended, standing, otherwise=None)
             elif standing.since_ms + self._limits.max_run_s * 1000 < now_ms:
                 self._end(run_id, self._too_old())
             elif late := self._late(run_id, now_ms - standing.since_ms):
@@ -217,13 +229,15 @@ class RunRecovery:
         if self._ledger.end_run(run_id, "failed", error):
             log.warning("sweeper.ended", what="run is failed", run=run_id, error=error)
 
-    def _sweep_some(self, running: Sequence[str]) -> int:
+    def _sweep_some(self, running: Sequence[str], ages: QueueAges) -> int:
         if not running:
             return 0
         now_ms = server_ms(self.client)
         found = self._ledger.live_calls_of(running)
         alive = {process.name for process in live_processes(self.client, self._ledger.keys)}
         heads: Heads = {}
+        for calls in found:
+            ages.add(calls, now_ms=now_ms)
         mended = sum(
             self._try(run_id, self._look, calls, now_ms, alive, heads, otherwise=0)
             for run_id, calls in zip(running, found, strict=True)
@@ -272,7 +286,7 @@ class RunRecovery:
             timeouts_s=self._timeouts(run_id, calls, now_ms),
             stranded=self._stranded(run_id, calls, now_ms),
         )
-        return self._mend(run_id, mend, now_ms)
+        return self._mend(run_id, mend, {(call.call, call.fence): call for call in calls}, now_ms)
 
     def _wake_early(self, found: Mapping[str, Sequence[LiveCall]], now_ms: int) -> int:
         """What waits for its turn where there is room: told of all runs together, since these share it."""
@@ -305,7 +319,7 @@ class RunRecovery:
             if _waits_long(call, now_ms, self._grace_ms) and self._host.is_stranded(run_id, call)
         }
 
-    def _mend(self, run_id: str, mend: Mend, now_ms: int) -> int:
+    def _mend(self, run_id: str, mend: Mend, calls: Mapping[tuple[str, int], LiveCall], now_ms: int) -> int:
         groups: list[Group] = []
         if mend.wake:
             groups += self._ledger.wake(run_id, mend.wake, now_ms=now_ms)
@@ -315,6 +329,9 @@ class RunRecovery:
         )
         if groups:
             self._host.publish(run_id, groups)
+        taken = [claim for lost in (mend.lost, mend.overdue) for claims in lost.values() for claim in claims]
+        if taken:
+            self._host.calls_lost(run_id, [calls[claim] for claim in taken], now_ms)
         return sum(len(calls) for _, calls in groups)
 
     def _take_back(self, run_id: str, lost: Claims, what: str) -> list[Group]:

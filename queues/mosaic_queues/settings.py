@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     )
 
     retention_s: float = Field(default=86_400.0, gt=0, description="how long a finished run is kept")
+    history_runs: int = Field(
+        default=100_000, ge=1, description="runs that are listed of each tenant, and of all together"
+    )
     max_run_s: float = Field(
         default=7 * 86_400.0, gt=0, description="an unfinished run older than this fails"
     )
@@ -86,6 +89,11 @@ class Settings(BaseSettings):
 
     max_items: int = Field(default=100_000, gt=0, description="a fan-out over more items is refused")
 
+    tracing: bool | None = Field(
+        default=None,
+        description="send traces to a collector (OTLP over HTTP); unset: where OTEL_EXPORTER_OTLP_ENDPOINT is set",
+    )
+
     continuation_calls: int = Field(
         default=2048, ge=0, description="calls that one message may go on to, without the broker; 0: none"
     )
@@ -93,6 +101,38 @@ class Settings(BaseSettings):
     batch_calls: int = Field(default=256, ge=1, description="calls that one message may carry")
     batch_s: float = Field(
         default=0.1, gt=0, description="a message's share of work; a batch that takes longer is handed back"
+    )
+
+    oidc_issuer: str | None = Field(
+        default=None, description="URL of the identity provider whose tokens the gateway takes; unset: none"
+    )
+    oidc_audience: str | None = Field(
+        default=None, description="what tokens must be for: the gateway's name there"
+    )
+    oidc_tenant_claim: str = Field(
+        default="tenant", description="claim of a token that names the tenant; empty: all have the tenant ''"
+    )
+    oidc_scope_claim: str = Field(default="scope", description="claim of a token that lists the scopes")
+    quotas: Path | None = Field(
+        default=None, description="file of what tenants may do over the gateway; unset: no quotas"
+    )
+    session_s: float = Field(default=43_200.0, gt=0, description="a browser's session ends after this")
+    audit_entries: int = Field(
+        default=100_000, ge=1, description="entries of the audit log that are kept; the oldest go first"
+    )
+
+    gateway_body_bytes: int = Field(
+        default=4_194_304, ge=1_024, description="the gateway takes no larger body of a request"
+    )
+    gateway_patience_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="a client of the gateway that sends or reads nothing for so long is dropped",
+    )
+    gateway_silence_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="the gateway sends a comment when a stream has said nothing for so long",
     )
 
 

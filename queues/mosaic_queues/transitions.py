@@ -62,7 +62,8 @@ class Done(NamedTuple):
 
 class Usage(NamedTuple):
     """What a call used of an inference engine. `cost_usd` is None where the price is not known; of the input,
-    `cached_tokens` were spared by a prefix cache. It is noted once for each claim, whose `fence` it has."""
+    `cached_tokens` were spared by a prefix cache. It is noted once for each claim, whose `fence` it has. `finish`: why
+    the engine ended its answer, as far as there is one."""
 
     call: str
     model: str
@@ -71,6 +72,7 @@ class Usage(NamedTuple):
     cost_usd: float | None
     cached_tokens: int = 0
     fence: int = 0
+    finish: str = ""
 
 
 class JoinStep(NamedTuple):
@@ -101,6 +103,12 @@ class Route(NamedTuple):
 def route_of(call: str) -> str:
     """Under this name the outputs hold where a call went."""
     return f"{call}>"
+
+
+def fence_of(call: str) -> str:
+    """Under this name the outputs hold by which claim of which call an output was recorded, `CALL#FENCE`, where that
+    was not the first claim of the call named so, and somebody wants to know."""
+    return f"{call}!"
 
 
 SHADOW = ".~"
@@ -158,6 +166,7 @@ class Advance(NamedTuple):
         opened: what the mailboxes among the claimed calls read first.
         dropped: shadows of the finished calls, which nobody needs any more: claims of them, or those that would have
             come next.
+        waited_ms: of claimed calls that were ready before, for how long.
     """
 
     stale: list[str]
@@ -167,6 +176,7 @@ class Advance(NamedTuple):
     outputs: Mapping[str, bytes] = {}
     opened: Mapping[str, Drain] = {}
     dropped: Sequence[Claim] = ()
+    waited_ms: Mapping[str, int] = {}
 
 
 class LiveCall(NamedTuple):
@@ -192,10 +202,21 @@ class LiveCall(NamedTuple):
 
 
 class RunStanding(NamedTuple):
-    """Whether a run goes on, and since when."""
+    """Whether a run goes on, and since when.
+
+    Attributes:
+        since_ms: when it was opened, or opened again.
+        origin: the span in whose course it was submitted, as W3C's `traceparent`; empty: none.
+        reopened_ms: when nodes of it were last run again; None: never.
+    """
 
     status: RunStatus
     since_ms: int
+    name: str = ""
+    created_ms: int = 0
+    ended_ms: int | None = None
+    origin: str = ""
+    reopened_ms: int | None = None
 
 
 class RunRecord(NamedTuple):

@@ -116,7 +116,7 @@ class _Metric(NamedTuple):
     value: Callable[[EngineReport], float]
 
 
-_METRICS = (
+METRICS = (
     _Metric("running", "gauge", "Requests in the batch.", lambda report: report.running),
     _Metric("waiting", "gauge", "Requests taken and not begun.", lambda report: report.waiting),
     _Metric("free_slots", "gauge", "Requests that it takes beside.", lambda report: report.slots),
@@ -156,7 +156,7 @@ def prometheus(reports: Iterable[EngineReport]) -> str:
 
 
 def _lines(reports: list[EngineReport]) -> Iterator[str]:
-    for metric in _METRICS:
+    for metric in METRICS:
         name = f"mosaic_engine_{metric.name}"
         yield f"# HELP {name} {metric.help}"
         yield f"# TYPE {name} {metric.kind}"

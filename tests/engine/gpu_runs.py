@@ -101,7 +101,7 @@ def submitted(nodes: dict[str, Any], output: str = "", *, items: int = 0, priori
         return submit(workflow, inputs)
     process = process_for(app)
     plan = msgspec.structs.replace(compile_workflow(workflow), priority=priority)
-    return Run(open_run(process, plan, inputs), process)
+    return Run(open_run(process, plan, inputs).run_id, process)
 
 
 def result(nodes: dict[str, Any], output: str = "", *, items: int = 0) -> Any:

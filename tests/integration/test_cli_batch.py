@@ -323,7 +323,9 @@ def test_wrong_lines_can_be_skipped_and_have_a_result(place: Path, worker: None)
         ("empty.jsonl", "out.jsonl", "'empty.jsonl' holds no line"),
         ("marks", "out.jsonl", "'marks' is no file"),
         ("in.jsonl", "nowhere/out.jsonl", "cannot write the results to 'nowhere/out.jsonl': No such file"),
-        ("in.jsonl", "marks", "cannot write the results to 'marks': Is a directory"),
+        ("in.jsonl", "in.jsonl/", "cannot make the folder 'in.jsonl'"),
+        ("in.jsonl", "nonsense://place/", "'nonsense://place' cannot be used as an object store"),
+        ("in.jsonl", "file:///x?a=b", "the URL of --output has a query or fragment"),
         ("in.jsonl", "/dev/null", "'/dev/null' is no regular file"),
     ],
 )

@@ -214,11 +214,11 @@ def test_every_key_of_a_finished_run_expires(ledger: Ledger) -> None:
 
 def test_use_is_recorded_with_the_transition_but_brings_no_run_back(ledger: Ledger) -> None:
     run_id = open_run(ledger, "0")
-    used = Usage("0", "some-model", 10, 20, 0.5, 4, fence=1)
+    used = Usage("0", "some-model", 10, 20, 0.5, 4, fence=1, finish="length")
     ledger.advance(run_id, holder="me", usages=[used])
     (event,) = [e for e in read_events(ledger.client, ledger.keys, run_id) if e.kind == "usage"]
     assert (event.detail, event.tokens, event.cost_usd) == ("some-model", (10, 20), 0.5)
-    assert event.cached_tokens == 4
+    assert (event.cached_tokens, event.finish) == (4, "length")
     ledger.advance("gone", holder="me", usages=[used])
     assert ledger.client.keys("*gone*") == []
 

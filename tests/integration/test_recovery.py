@@ -21,11 +21,12 @@ from mosaic_queues.errors import PayloadError
 from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, join_liveness, live_processes
+from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunRecovery
 from mosaic_queues.run_sizes import RunSizes
 from mosaic_queues.settings import Settings
 from mosaic_queues.sweeper import Policy, Sweeper, Sweeping, start_sweeping
-from mosaic_queues.transitions import Done, Group, LiveCall
+from mosaic_queues.transitions import Done, Group, LiveCall, RunStanding
 from mosaic_tasks import Flow, submission
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
@@ -50,6 +51,9 @@ class Host:
 
     published: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    standings: list[RunStanding] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    ages: QueueAges = field(default_factory=QueueAges)
     swept: threading.Event = field(default_factory=threading.Event)
 
     def publish(self, run_id: str, groups: Sequence[Group]) -> None:
@@ -77,8 +81,17 @@ class Host:
     def node_of(self, run_id: str, call: str) -> str:
         return f"node {call!r}"
 
+    def run_ended(self, run_id: str, standing: RunStanding) -> None:
+        self.standings.append(standing)
+
     def over(self, run_id: str) -> None:
         self.ended.append(run_id)
+
+    def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> None:
+        self.lost += [call.call for call in calls]
+
+    def round_over(self, ages: QueueAges, mended: int) -> None:
+        self.ages = ages
 
     def expire(self) -> None:
         pass

@@ -29,7 +29,7 @@ def render(
     """The documents of all templates; values that the schema refuses raise `jsonschema.ValidationError`."""
     merged = _merged(yaml.safe_load((chart / "values.yaml").read_text("utf-8")), values or {})
     jsonschema.validate(merged, json.loads((chart / "values.schema.json").read_text("utf-8")))
-    rendering = _Rendering()
+    rendering = _Rendering(chart)
     root = {"Values": merged, "Release": {"Name": release, "Namespace": "default", "Service": "Helm"}}
     files = sorted((chart / "templates").iterdir(), key=lambda file: file.suffix != ".tpl")
     texts = {file.name: rendering.run(_tree(file.read_text("utf-8")), root, {"$": root}) for file in files}
@@ -81,7 +81,7 @@ def _block(pieces: Iterator[Node]) -> tuple[list[Node], str | None]:
 
 
 class _Rendering:
-    def __init__(self) -> None:
+    def __init__(self, chart: Path) -> None:
         self._defined: dict[str, list[Node]] = {}
         self._functions: dict[str, Callable[..., Any]] = {
             "include": lambda name, dot: self.run(self._defined[name], dot, {"$": dot}),
@@ -94,6 +94,7 @@ class _Rendering:
             "index": lambda value, *keys: _at(value, keys),
             "and": lambda *values: next((value for value in values if not value), values[-1]),
             "not": lambda value: not value,
+            ".Files.Get": lambda name: (chart / name).read_text("utf-8"),
             "add": lambda *numbers: sum(numbers),
             "div": lambda a, b: a // b,
         }

@@ -16,8 +16,9 @@ from mosaic_queues.errors import InputError, PayloadCorrupt
 from mosaic_tasks.cli.batches import window
 from mosaic_tasks.cli.batches.items import Item
 from mosaic_tasks.cli.batches.progress import Progress, shown
-from mosaic_tasks.cli.batches.results import Result, opened
+from mosaic_tasks.cli.batches.results import opened
 from mosaic_tasks.client import Run
+from mosaic_tasks.reports.result import Result
 
 
 def result(line: int) -> Result:

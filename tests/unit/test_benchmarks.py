@@ -53,6 +53,11 @@ def inference(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def gateway(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("gateway")
+
+
+@pytest.fixture(scope="module")
 def mixtures(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     return load_benchmark("mixtures")
 
@@ -608,3 +613,26 @@ def test_recordings_of_a_mixture_answer_its_questions_in_full(
         ]
         assert files
         assert all(Path(file).exists() for file in files)
+
+
+# -- gateway -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_the_gateway_count_what_was_refused_and_what_was_lost(gateway: ModuleType) -> None:
+    read = {"readers": 4, "dropped": 1, "kb_more": 200.0}
+    load = {
+        "runs": ["a", "b", "c"],
+        "refused": ["d"],
+        "latencies_ms": [4.0, 1.0, 2.0, 3.0],
+        "seconds": 2.0,
+        "done": 2,
+    }
+    found = gateway.figures([0.001, 0.002, 0.009], read, load)
+    assert {target.figure for target in gateway.TARGETS} <= found.keys()
+    assert (found["added_first_token_ms_p50"], found["kb_per_reader"], found["sse_readers_dropped"]) == (
+        2.0,
+        50.0,
+        1,
+    )
+    assert (found["submits_per_s"], found["submit_p50_ms"], found["submit_p99_ms"]) == (1.5, 2.0, 4.0)
+    assert (found["submits_refused"], found["runs_lost"]) == (1, 1)

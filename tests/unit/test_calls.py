@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from made_observers import observer
 
 from mosaic_queues.transitions import Claim
 from mosaic_tasks import Workflow
@@ -60,6 +61,7 @@ def execution_of(nodes: dict[str, Any], output: str, payloads: Payloads, **outpu
         ledger=SimpleNamespace(outputs=lambda _run, calls: [known.get(call) for call in calls]),
         value=lambda *_a: None,
         remember_value=lambda *_a: None,
+        observer=observer(),
     )
     return Execution(process, "run", plan)
 

@@ -34,7 +34,9 @@ from mosaic_tasks.engines.vllm import gpus
 from mosaic_tasks.inspection.progress import Progress, project
 from mosaic_tasks.inspection.telling import event_line
 
-COMMANDS = [info.callback.__name__ for info in application.registered_commands if info.callback]
+COMMANDS = [
+    info.callback.__name__.replace("_", "-") for info in application.registered_commands if info.callback
+]
 SMALL = """
 name: small
 inputs:

@@ -17,22 +17,29 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import promql_parser
 import pytest
 import yaml
 from helm_rendering import render
 from honcho.environ import parse_procfile
 from packaging.requirements import Requirement
+from prometheus_client.parser import text_string_to_metric_families
 from test_manifests import FILES, GROUPS, of
 from test_packaging import PROJECT, pins
 from typer.main import get_command
 
+from mosaic_queues.queue_ages import QueueAge, QueueAges
 from mosaic_queues.work import Work
 from mosaic_routing.inventory import EngineReport
 from mosaic_routing.manifests.compose import compose
 from mosaic_routing.manifests.helm import helm_values
 from mosaic_routing.pool import pool
 from mosaic_tasks.cli import application
-from mosaic_tasks.cli.metrics import Figures, exposition
+from mosaic_tasks.gateway.metrics import Meter
+from mosaic_tasks.observability.exposition import exposition
+from mosaic_tasks.observability.figures import FIGURES
+from mosaic_tasks.observability.gathering import Budget, Figures
+from mosaic_tasks.observability.tallies import SUM, Tally
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
@@ -289,7 +296,38 @@ def test_prometheus_asks_what_answers() -> None:
     assert port in composed()["services"][name]["command"]
 
 
-def test_the_dashboard_shows_figures_that_exist_from_the_source_that_exists() -> None:
+def board() -> dict[str, Any]:
+    return dict(json.loads((DOCKER / "grafana" / "mosaic.json").read_text("utf-8")))
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in board()["panels"] if panel["type"] != "row"]
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DOCKER / "alerts.yml").read_text("utf-8"))["groups"]
+    return list(group["rules"])
+
+
+def queries() -> list[str]:
+    """All that is asked of Prometheus."""
+    shown = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [*(text.replace("$__rate_interval", "5m") for text in shown), *(rule["expr"] for rule in rules())]
+
+
+def labels_of(name: str) -> set[str]:
+    """The labels of a series, with those that a histogram has beside."""
+    return labels_by_series()[name]
+
+
+@cache
+def labels_by_series() -> dict[str, set[str]]:
+    """What is exposed where everything has happened once."""
+    tallies = [
+        Tally(figure.name, tuple("x" for _ in figure.labels), place, 1.0)
+        for figure in FIGURES.values()
+        for place in ((0, SUM) if figure.buckets else (0,))
+    ]
     report = EngineReport(
         holder="h",
         queues=(),
@@ -300,17 +338,100 @@ def test_the_dashboard_shows_figures_that_exist_from_the_source_that_exists() ->
         at_ms=0,
         state="ready",
     )
-    known = exposition(Figures({"q": Work(1, 2)}, {"g": Work(1, 2)}, {"q": 1}, [report]))
+    ages = QueueAges(1, {"q": QueueAge()})
+    figures = Figures({"q": Work(1, 2)}, {"g": Work(1, 2)}, {"q": 1}, [report], tallies, ages, {"d": "open"})
+    figures = figures._replace(budgets={"all": Budget(1.0, 0.5)})
+    meter = Meter()
+    meter.answered({"method": "GET", "type": "http"}, 401, 0.1)
+    page = exposition(figures) + meter.text().decode()
+    samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def test_every_query_can_be_read_and_asks_for_figures_that_exist() -> None:
+    for query in queries():
+        promql_parser.parse(query)
+        names = re.findall(r"\bmosaic_\w+", query)
+        assert names, query
+        assert [name for name in names if name not in labels_by_series()] == []
+
+
+def test_what_queries_are_told_apart_by_is_a_label_of_what_they_ask_for() -> None:
+    for query in queries():
+        named = {word for found in re.findall(r"(?:by|on) \(([^)]*)\)", query) for word in found.split(", ")}
+        known = set().union(*map(labels_of, re.findall(r"\bmosaic_\w+", query)))
+        assert named <= known, query
+
+
+@pytest.mark.parametrize("query", ["sum by (le) rate(mosaic_x[5m])", "rate(mosaic_x)"])
+def test_a_query_that_is_wrong_would_be_found(query: str) -> None:
+    with pytest.raises(ValueError):
+        promql_parser.parse(query)
+
+
+def test_the_dashboard_has_each_figure_once_in_rows_from_the_source_that_exists() -> None:
     (source,) = yaml.safe_load((DOCKER / "grafana" / "datasources.yaml").read_text("utf-8"))["datasources"]
     assert source["url"] == "http://prometheus:9090"
-    board = json.loads((DOCKER / "grafana" / "mosaic.json").read_text("utf-8"))
-    for panel in board["panels"]:
+    rows = [panel["title"] for panel in board()["panels"] if panel["type"] == "row"]
+    assert rows == [
+        "Runs",
+        "Queues",
+        "Calls",
+        "Streams",
+        "Engines and GPUs",
+        "Mixtures",
+        "Limits and breakers",
+        "Gateway",
+    ]
+    numbers = [panel["id"] for panel in board()["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in panels():
         assert panel["datasource"]["uid"] == source["uid"]
+        assert {"title", "fieldConfig", "gridPos"} <= panel.keys()
         for target in panel["targets"]:
-            for name in re.findall(r"mosaic_\w+", target["expr"]):
-                assert f"\n{name}{{" in known, name
-            labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-            assert all(f'{label}="' in known for label in labels)
+            known = set().union(*map(labels_of, re.findall(r"\bmosaic_\w+", target["expr"])))
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= known, target
+
+
+def test_no_two_panels_lie_on_one_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in board()["panels"]:
+        at = panel["gridPos"]
+        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not own & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= own
+
+
+def test_every_alert_says_what_it_is_and_what_to_do() -> None:
+    headings = re.findall(
+        r"^### (\w+)$", (ROOT / "docs" / "observability.md").read_text("utf-8"), re.MULTILINE
+    )
+    for rule in rules():
+        assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
+        assert rule["annotations"]["runbook_url"] == f"docs/observability.md#{rule['alert'].lower()}"
+        assert rule["alert"] in headings
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        words = " ".join(rule["annotations"].values())
+        known = set().union(*map(labels_of, re.findall(r"\bmosaic_\w+", rule["expr"])))
+        assert set(re.findall(r"\$labels\.(\w+)", words)) <= known
+
+
+def test_prometheus_reads_the_alerts_that_compose_gives_it() -> None:
+    read = yaml.safe_load((DOCKER / "prometheus.yml").read_text("utf-8"))
+    given = {each["target"] for each in composed()["services"]["prometheus"]["configs"]}
+    assert {f"/etc/prometheus/{name}" for name in read["rule_files"]} <= given
+
+
+def test_the_chart_gives_alerts_and_dashboard_to_those_who_ask() -> None:
+    made = render(CHART, {"metrics": {"rules": True, "dashboard": True}})
+    (rule,) = kinds(made, "PrometheusRule").values()
+    assert rule["spec"]["groups"][0]["rules"] == rules()
+    assert json.loads(kinds(made, "ConfigMap")["demo-mosaic-dashboard"]["data"]["mosaic.json"]) == board()
+    assert not kinds(render(CHART), "PrometheusRule")
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_observers import observer
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_queues.errors import CallRevoked, ClaimLost
-from mosaic_queues.transitions import EPOCH, Advance, Claim
+from mosaic_queues.transitions import EPOCH, Advance, Claim, Usage
 from mosaic_tasks import Workflow
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Ticket, by_queue
@@ -97,6 +98,7 @@ class Held:
             slots=lambda _queue: 1,
             serves=(),
             reporter=reporter,
+            observer=observer(),
             lengths=SimpleNamespace(add=lambda *_a: None),
             payloads=None,
             host=None,
@@ -298,7 +300,7 @@ def test_a_failure_is_told_and_noted_once_though_the_server_was_away(held: Held)
     held.message("m", number(held, "a"))
     (claim,) = held.step()
     made: list[int] = []
-    usage: Any = ("usage",)
+    usage = Usage("0", "m", 1, 2, None)
     landed(held, claim, Failure("it failed", retryable=True, usage=usage), made)
     held.ledger.away = 3
     for _ in range(3):
@@ -314,8 +316,8 @@ def test_a_failure_is_told_and_noted_once_though_the_server_was_away(held: Held)
 @pytest.mark.parametrize(
     ("reason", "outcome"),
     [
-        (ClaimLost("gone"), Unrecorded("gone")),
-        (CallRevoked("revoked"), Failure("node 'a': CallRevoked: revoked", retryable=False)),
+        (ClaimLost("gone"), Unrecorded("gone", is_lost=True)),
+        (CallRevoked("revoked"), Failure("node 'a': CallRevoked: revoked", retryable=False, is_revoked=True)),
     ],
 )
 def test_what_a_cancelled_call_comes_to(reason: Exception, outcome: Outcome) -> None:

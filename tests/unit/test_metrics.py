@@ -9,14 +9,21 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from made_observers import Sums, observer
 from prometheus_client.parser import text_string_to_metric_families
+from redis.exceptions import ConnectionError as RedisConnectionError
 from typer import BadParameter
 
 from mosaic_queues.liveness import LiveProcess
+from mosaic_queues.queue_ages import QueueAges
+from mosaic_queues.transitions import LiveCall, Usage
 from mosaic_queues.work import Work
 from mosaic_routing.inventory import EngineReport, EngineState
-from mosaic_tasks.cli.metrics import Figures, exposition, listening, queues_of, served, together
+from mosaic_tasks.cli.metrics import listening
 from mosaic_tasks.cli.probing import not_ready
+from mosaic_tasks.observability import figures
+from mosaic_tasks.observability.exposition import exposition
+from mosaic_tasks.observability.gathering import Figures, queues_of, served, together
 
 HOSTING = ("mosaic.gpu.m", "mosaic.l4.m", "mosaic.direct.w@h")
 
@@ -121,3 +128,80 @@ def test_a_worker_is_ready_once_all_of_its_models_are(
     found = not_ready(here, reports)
     assert reason in found
     assert bool(reason) == bool(found)
+
+
+# -- what processes count ----------------------------------------------------------------------------------------------
+
+
+def samples_of(figures: Figures) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(exposition(figures))
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_what_was_counted_is_read_as_counters_and_histograms() -> None:
+    sums = Sums()
+    seen = observer(sums)
+    for seconds in (0.0004, 0.3, 0.3, 4000.0):
+        seen.tallies.observe(figures.CALLS, seconds, "tool", "done")
+    seen.used(Usage("0", "openai:m", 30, 20, 0.5, cached_tokens=10))
+    seen.used(Usage("1", "openai:m", 1, 2, None))
+    seen.flush()
+    found = samples_of(FIGURES._replace(tallies=sums.tallies()))
+    at_most = {
+        bound: found["mosaic_call_seconds_bucket", "tool", bound, "done"]
+        for bound in ("0.001", "0.25", "0.5")
+    }
+    assert at_most == {"0.001": 1, "0.25": 1, "0.5": 3}
+    assert found["mosaic_call_seconds_bucket", "tool", "+Inf", "done"] == 4
+    assert found["mosaic_call_seconds_count", "tool", "done"] == 4
+    assert found["mosaic_call_seconds_sum", "tool", "done"] == pytest.approx(4000.6004)
+    assert found["mosaic_tokens_total", "input", "openai:m"] == 31
+    assert found["mosaic_tokens_total", "cached", "openai:m"] == 10
+    assert found["mosaic_cost_usd_total", "openai:m"] == 0.5
+
+
+def test_a_figure_of_a_queue_without_calls_is_zero_and_nothing_is_told_where_nobody_sweeps() -> None:
+    ages = QueueAges()
+    ready = LiveCall("0", "ready", 0, 0, 0, "q", 1_000, "")
+    ages.add([ready, ready._replace(at_ms=500), ready._replace(state="claimed", at_ms=2_000)], now_ms=3_000)
+    found = samples_of(FIGURES._replace(queues={"q": Work(), "empty": Work()}, ages=ages))
+    assert found["mosaic_queue_oldest_ready_seconds", "q"] == 2.5
+    assert found["mosaic_queue_oldest_claim_seconds", "q"] == 1.0
+    assert found["mosaic_queue_ready_calls", "q"] == 2
+    assert found["mosaic_queue_oldest_ready_seconds", "empty"] == 0
+    assert found["mosaic_queue_workers", "empty"] == 0
+    assert (found["mosaic_sweeper_leads",], found["mosaic_runs_unfinished",]) == (1, 1)
+    alone = samples_of(FIGURES)
+    assert alone["mosaic_sweeper_leads",] == 0
+    assert ("mosaic_queue_oldest_ready_seconds", "q") not in alone
+
+
+def test_a_batch_that_could_not_be_sent_is_sent_again_as_it_was() -> None:
+    class Away(Sums):
+        fails = True
+
+        def eval(self, *words: object) -> None:
+            sent.append(words)
+            if self.fails:
+                raise RedisConnectionError("away")
+
+    sent: list[tuple[object, ...]] = []
+    sums = Away()
+    seen = observer(sums)
+    seen.tallies.add(figures.LOSSES)
+    seen.flush()
+    seen.tallies.add(figures.LOSSES)
+    sums.fails = False
+    seen.flush()
+    first, again, rest = sent
+    assert first == again
+    assert rest[4] != first[4]  # its number
+
+
+def test_names_that_users_chose_are_left_out_of_what_counts_under_other() -> None:
+    assert figures.DECIDED.capped(("w", "n", "gate")) == ("other", "other", "gate")
+    assert figures.CALLS.capped(("tool", "done")) == ("tool", "done")

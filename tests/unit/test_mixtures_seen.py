@@ -11,6 +11,7 @@ from typing import get_args
 import made_mixtures as made
 import msgspec
 import pytest
+from made_observers import Sums, observer
 from made_runs import START_MS, Story, report_plan
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -20,9 +21,7 @@ from mosaic_queues.liveness import LiveProcess
 from mosaic_queues.transitions import CallState, LiveCall
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.live import Lines, render
-from mosaic_tasks.cli.metrics import Figures, exposition
 from mosaic_tasks.definition.drawing import mermaid, text
-from mosaic_tasks.execution.mixtures.tallying import FIGURES, tallies_of
 from mosaic_tasks.inspection.arranging import arranged
 from mosaic_tasks.inspection.decisions import DECIDED_BY, call_rows, in_full, in_short, totals, vote_rows
 from mosaic_tasks.inspection.explaining import explain
@@ -31,6 +30,8 @@ from mosaic_tasks.inspection.telling import Teller
 from mosaic_tasks.inspection.timeline import Timeline, draw_svg, draw_text, timeline
 from mosaic_tasks.mixtures.mixture import ChoiceBy, Mixture
 from mosaic_tasks.mixtures.recording import Record, Said
+from mosaic_tasks.observability.exposition import exposition
+from mosaic_tasks.observability.gathering import Figures
 
 WORKER = LiveProcess(
     name="host/1/a", host="host", pid=1, started_ms=0, queues=("mosaic.cpu", "mosaic.api.openai"), slots=2
@@ -407,20 +408,30 @@ def test_files_are_told_with_their_own_nodes(tmp_path: Path) -> None:
 
 def test_mixtures_are_counted_by_workflow_and_node() -> None:
     failed = Record(failure="nobody answered", unasked=3)
-    counts = [
-        *tallies_of(made.RECORD, workflow='m "1"', node="answer"),
-        *tallies_of(failed, workflow="n", node="a"),
-    ]
-    page = exposition(Figures({}, {}, {}, [], counts))
+    sums = Sums()
+    seen = observer(sums)
+    seen.decided(made.RECORD, workflow='m "1"', node="answer")
+    seen.decided(failed, workflow="n", node="a")
+    seen.flush()
+    page = exposition(Figures({}, {}, {}, [], sums.tallies()))
     found = {
         (sample.name, sample.labels["workflow"], sample.labels.get("by", "")): sample.value
         for family in text_string_to_metric_families(page)
+        if family.name.startswith("mosaic_mixture_")
         for sample in family.samples
     }
     assert found["mosaic_mixture_decided_total", 'm "1"', "gate"] == 1
     assert found["mosaic_mixture_decided_total", "n", "failed"] == 1
     assert found["mosaic_mixture_experts_unasked_total", "n", ""] == 3
-    told = [found[f"mosaic_mixture_{figure}_total", 'm "1"', ""] for figure in FIGURES[1:]]
+    figures = (
+        "experts_asked",
+        "experts_cut",
+        "experts_unasked",
+        "aggregators_skipped",
+        "tokens_saved",
+        "usd_saved",
+    )
+    told = [found[f"mosaic_mixture_{figure}_total", 'm "1"', ""] for figure in figures]
     assert told == [3, 1, 2, 1, 27, 0.0012]
 
 

@@ -57,10 +57,11 @@ def test_the_wheel_brings_every_source_file_script_and_type_marker(wheel: zipfil
         str(path.relative_to(ROOT / folder.parent))
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".j2", ".lua", ".py", ".typed"}
+        if path.suffix in {".css", ".j2", ".js", ".lua", ".py", ".svg", ".typed"}
     }
     assert expected >= {f"{package}/py.typed" for package in PACKAGES}
     assert "mosaic_queues/lua/advance.lua" in expected
+    assert "mosaic_tasks/gateway/pages/assets/status.js" in expected
     assert expected <= set(wheel.namelist())
 
 

@@ -60,6 +60,15 @@ class Items:
         except OSError as error:
             raise InputError(f"cannot read the inputs {str(self.path)!r}: {error.strerror}") from error
 
+    def inputs(self) -> Iterator[dict[str, Any]]:
+        """Those of each line, unchecked and without the workflow's defaults; none of a line that is no object."""
+        with self.path.open("rb") as lines:
+            for text in filter(None, map(bytes.strip, lines)):
+                try:
+                    yield _object(text)
+                except InputError:
+                    yield {}
+
     def _item(self, number: int, text: bytes, seen: Counter[bytes]) -> Item:
         digest = blake2b(text, digest_size=16)
         seen[digest.digest()] += 1

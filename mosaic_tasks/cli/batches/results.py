@@ -19,40 +19,25 @@ from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.batches.items import Item
 from mosaic_tasks.cli.output import to_json
 from mosaic_tasks.inspection.wording import counted
+from mosaic_tasks.reports.result import Result
 
 _BEGIN = b'{"line":'
 _PIECE_BYTES = 1 << 20
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line came to.
-
-    Attributes:
-        line: number of the line.
-        run: None where none was started.
-        status: `done`, `failed` or `cancelled` as of runs; `bad`: no run could be made of it.
-        output: of a run that is done.
-        error: of one that is not, and of a bad line.
-        key: of its `Item`; the same key, the same work.
-    """
-
-    line: int
-    run: str | None
-    status: str
-    key: str
-    output: Any = None
-    error: str = ""
-
-    def short(self) -> Earlier:
-        """What would be read back of it."""
-        return Earlier(self.line, self.status, self.key)
-
-    def text(self) -> str:
-        """The line that stands for it."""
-        end = {"output": self.output} if self.status == "done" else {"error": self.error}
-        return to_json(
-            {"line": self.line, "run": self.run, "status": self.status, **end, "key": self.key}, indent=0
-        )
+def text_of(result: Result) -> str:
+    """The line that stands for a result."""
+    end = {"output": result.output} if result.is_done else {"error": result.error}
+    usage = {} if result.usage is None else {"usage": msgspec.to_builtins(result.usage)}
+    told = {
+        "line": result.line,
+        "run": result.run,
+        "status": result.status,
+        **usage,
+        **end,
+        "key": result.key,
+    }
+    return to_json(told, indent=0)
 
 
 class Earlier(msgspec.Struct, frozen=True):
@@ -146,7 +131,7 @@ class Printed:
 
     def append(self, result: Result) -> None:
         """Prints a line."""
-        typer.echo(result.text())
+        typer.echo(text_of(result))
 
     def sort(self, items: Iterable[Item]) -> None:
         """They are in order."""
@@ -297,11 +282,13 @@ class Written:
         Raises:
             InputError: it cannot be written.
         """
-        data = f"{result.text()}\n".encode()
+        data = f"{text_of(result)}\n".encode()
         with _told(self._path):
             _write_all(self._descriptor, data)
         if self._places:
-            self._places[result.key] = _Place(self._lines.end, len(data), result.short())
+            self._places[result.key] = _Place(
+                self._lines.end, len(data), Earlier(result.line, result.status, result.key)
+            )
         self._lines.end += len(data)
 
     def sort(self, items: Iterable[Item]) -> None:

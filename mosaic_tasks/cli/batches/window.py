@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mosaic_queues.errors import PayloadError
+from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.cli.batches.items import Item
-from mosaic_tasks.cli.batches.results import Result
 from mosaic_tasks.client import Run, await_any
+from mosaic_tasks.reports.result import Result, Usage
 
 AHEAD = 16
 """Behind a run that takes long so many times `at_once` others may end; their outputs stay in the server."""
@@ -26,6 +27,7 @@ class _Started:
     run: Run | None = None
     status: str = ""
     error: str = ""
+    usage: Usage | None = None
 
 
 class Window:
@@ -99,7 +101,7 @@ class Window:
         if record.status == "running":  # somebody had it run again meanwhile
             return
         begun = self.open.pop(run.id)
-        begun.status, begun.error = record.status, record.error
+        begun.status, begun.error, begun.usage = record.status, record.error, _usage(run, record)
         self._ended(record.status)
 
     def _look_for_workers(self, oldest: Run) -> None:
@@ -123,4 +125,16 @@ def _result(begun: _Started) -> Result:
         key=begun.item.key,
         output=output,
         error=error,
+        usage=begun.usage,
+    )
+
+
+def _usage(run: Run, record: RunRecord) -> Usage:
+    nodes = run.view().nodes
+    sent, received = (sum(node.tokens[side] for node in nodes) for side in (0, 1))
+    return Usage(
+        began_ms=record.created_ms,
+        ended_ms=record.ended_ms or record.created_ms,
+        tokens=(sent, received),
+        cost_usd=sum(node.cost_usd for node in nodes),
     )

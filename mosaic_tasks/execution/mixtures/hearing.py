@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mosaic_tasks.execution.observing import heard_of, with_fences
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.mixtures.mixture import Memory, Question
 from mosaic_tasks.mixtures.values import Heard
@@ -18,7 +19,10 @@ def remembered(process: Process, run_id: str, state: bytes) -> Memory:
 
 def hear(process: Process, run_id: str, questions: Sequence[Question]) -> dict[int, Heard]:
     """What came of questions that are answered, by their index."""
-    envelopes = process.ledger.outputs(run_id, [question.call for question in questions])
+    calls = [question.call for question in questions]
+    found = process.ledger.outputs(run_id, with_fences(process, calls))
+    envelopes, fences = found[: len(calls)], found[len(calls) :]
+    heard_of(calls, fences)
     payloads, heard = process.payloads, dict[int, Heard]()
     for question, envelope in zip(questions, envelopes, strict=True):
         if envelope is None or payloads.is_skipped(envelope) is not None:

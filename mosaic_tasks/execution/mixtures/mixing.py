@@ -16,7 +16,6 @@ from mosaic_queues.transitions import Claim, Group
 from mosaic_tasks.execution.endings import Endings
 from mosaic_tasks.execution.mixtures.expert_learning import ExpertLearning
 from mosaic_tasks.execution.mixtures.hearing import hear, remembered
-from mosaic_tasks.execution.mixtures.tallying import count
 from mosaic_tasks.execution.outcomes import Failure, Outcome, Unrecorded, Value, Work, shown
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
@@ -173,7 +172,7 @@ class Mixing:
         if step.memory != before:
             told = msgspec.json.encode(record).decode()
             self._consume(self._commit(step, decided=told))
-            self._count(record)
+            self._tell(record)
         self._learning.note(Ended(self._mixture, step.memory, self._heard))
         choice = step.memory.choice
         if choice is None:
@@ -181,10 +180,9 @@ class Mixing:
         value = _detailed(record, choice.value) if self._mixture.details else choice.value
         return self._value(choice, value)
 
-    def _count(self, record: Record) -> None:
-        process = self._process
-        names = {"workflow": self._plan.plan.name, "node": self._work.node.name}
-        count(process.client, process.ledger.keys, record, **names)
+    def _tell(self, record: Record) -> None:
+        workflow, node = self._plan.plan.name, self._work.node.name
+        self._process.observer.decided(record, workflow=workflow, node=node)
 
     def _value(self, choice: Choice, value: Any) -> Value:
         ending = Endings(self._process, self._run_id, self._plan).of_value(self._work.call, value)

@@ -32,6 +32,7 @@ from mosaic_tasks.execution.placing.told_limits import telling_limits
 from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.sent import Sent, Straggler, lease_of, permit_of
+from mosaic_tasks.observability import figures
 
 log = structlog.get_logger(__name__)
 
@@ -140,6 +141,7 @@ class Asking:
             )
             return False
         if target:
+            self._process.observer.tallies.add(figures.HEDGES)
             log.info(
                 "call.hedged",
                 what="an answer takes long, another target is asked too",

@@ -24,6 +24,7 @@ from mosaic_queues.transitions import UNDONE, Claim, Group, Mark
 from mosaic_tasks.definition.plan import Batch
 from mosaic_tasks.execution.streams.outlets import Outlet
 from mosaic_tasks.execution.streams.sources import Places, SourceKind, Stretch, source_of
+from mosaic_tasks.observability.current import heard
 
 log = structlog.get_logger(__name__)
 
@@ -189,6 +190,7 @@ class Mailbox:
 
     def _add(self, stream: str, chunks: Sequence[Chunk]) -> None:
         """Adds what was read of a stream, and the results of calls whose turn it is then."""
+        heard(chunks)
         held = [chunk for chunk in chunks if chunk.data]
         values = self._stores.unpack([chunk.data for chunk in held]) if held else []
         source = self._sources[stream]

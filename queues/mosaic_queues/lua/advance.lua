@@ -12,8 +12,9 @@
 --      read    {ids}   finished calls whose envelopes the claimed calls need
 --      open    {{mailbox, {streams}}}, limit   of `claim`: what they would read first comes with their claims
 --      keep, serves   how many newly ready calls to claim, on which queues
+--      fences  whether to note by which claim each of `done` was held
 -- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool,
--- dropped = {{id, fence, holder}}: shadows of the finished calls} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
+-- dropped = {{id, fence, holder}}: shadows of the finished calls, waited = {{id, ms}}: how long calls of `claim` were ready} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
 local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
@@ -34,8 +35,13 @@ for i, item in ipairs(arg.done) do
   if is_ours and are_whole(item[5]) then
     gone[#gone + 1] = id
     if found[i][HEDGED] then shadows[#shadows + 1] = id .. SHADOW end
-    outputs[#outputs + 1] = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
+    local name = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
+    outputs[#outputs + 1] = name
     outputs[#outputs + 1] = ARGV[i + 1]
+    if arg.fences and (fence ~= 1 or name ~= id) then
+      outputs[#outputs + 1] = name .. '!'
+      outputs[#outputs + 1] = string.format('%s#%.0f', id, fence)
+    end
     if not marks[kind] then
       marks[kind] = {}
       events[#events + 1] = {kind, marks[kind], arg.holder}
@@ -73,7 +79,7 @@ if ends then
   return {cmsgpack.pack({stale, {}, {}, true, dropped})}
 end
 
-local claimed, taken = {}, {}
+local claimed, taken, waited = {}, {}, {}
 if #arg.claim > 0 then
   local ids_taken = {}
   for i, call in ipairs(states(arg.claim)) do
@@ -81,6 +87,7 @@ if #arg.claim > 0 then
       local id = arg.claim[i]
       call[STATE], call[FENCE], call[HOLDER] = CLAIMED, call[FENCE] + 1, arg.holder
       claimed[#claimed + 1] = {id, call[FENCE], call[FAILURES], call[LOSSES]}
+      waited[#waited + 1] = {id, call[AT]}
       taken[#taken + 1] = {id, call}
       ids_taken[#ids_taken + 1] = id
     end
@@ -98,7 +105,8 @@ end
 for _, group in ipairs(woken) do ready[#ready + 1] = group end
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
-local answer = {cmsgpack.pack({stale, claimed, ready, false, dropped})}
+for _, pair in ipairs(waited) do pair[2] = now - pair[2] end
+local answer = {cmsgpack.pack({stale, claimed, ready, false, dropped, waited})}
 if #claimed == 0 then return answer end
 if #arg.read > 0 then
   for i, envelope in ipairs(redis.call('HMGET', OUT, unpack(arg.read))) do answer[i + 1] = envelope end

@@ -1,7 +1,7 @@
 -- Shared by all transitions; put before each script when it is loaded.
 --
 -- KEYS of every transition, all in the slot of {run_id}:
---   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, j:<join> counters
+--   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, origin, j:<join> counters
 --   2 calls   hash   epoch, where it is not the first; live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}; at_ms: when it
 --                    became ready or was claimed, or when it is due
 --   3 out     hash   finished calls: id -> payload envelope

@@ -1,10 +1,12 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
--- arg: plan, name, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends); ARGV[2]: envelope of the inputs
+-- arg: plan, name, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends), origin ('', or in whose
+-- course it is opened); ARGV[2]: envelope of the inputs
 -- Returns 1, or 0 when the run is already there.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
   'retention_ms', arg.retention_ms, 'error', '')
+if arg.origin ~= '' then redis.call('HSET', RUN, 'origin', arg.origin) end
 redis.call('HSET', OUT, 'in', ARGV[2])
 release(arg.roots, events)
 local entry = redis.call('XRANGE', EVENTS, '-', '+', 'COUNT', 1)[1]

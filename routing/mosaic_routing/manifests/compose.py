@@ -21,6 +21,7 @@ _DOCKERFILES = {"cpu": "Dockerfile", "gpu": "gpu.Dockerfile"}
 _TARGETS = {"cpu": "worker", "gpu": "gpu"}
 _CONFIGS = {
     "prometheus": "prometheus.yml",
+    "prometheus-alerts": "alerts.yml",
     "grafana-datasources": "grafana/datasources.yaml",
     "grafana-dashboards": "grafana/dashboards.yaml",
     "grafana-dashboard": "grafana/mosaic.json",

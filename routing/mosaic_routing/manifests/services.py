@@ -22,8 +22,8 @@ MODELS_PATH = "/etc/mosaic/models.yaml"
 """Where workers in containers find the model pool."""
 METRICS_PORT = 9464
 """Of `mosaic metrics`."""
-BEAT = ("celery", "-A", "mosaic_tasks.app", "beat", "--scheduler", "redbeat.RedBeatScheduler")
-"""What sends the tasks of schedules when they are due."""
+BEAT = ("celery", "-A", "mosaic_tasks.app", "beat", "--scheduler", "mosaic_tasks.scheduling.beat:Scheduler")
+"""What starts the runs of schedules when they are due."""
 BEAT_PROBE = (
     "python",
     "-c",

@@ -1,0 +1,169 @@
+"""What every request passes first: its id, its host, the size of its body; and what every answer passes last.
+
+Pure ASGI, so that nothing is buffered on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Collection
+from http import HTTPStatus
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mosaic_tasks.gateway.problems import problem, told
+
+log = structlog.get_logger(__name__)
+
+REQUEST_ID = "X-Request-ID"
+MOST_QUERY_BYTES = 8_192
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers of answers that do not say otherwise."""
+
+
+class Entrance:
+    """Lets requests in that can be served, and sees answers out.
+
+    Args:
+        hosts: names by which the gateway may be called, so that no page can reach it by a name of its own (DNS
+            rebinding); empty: any.
+        body_bytes: a longer body is refused while it comes.
+        patience_s: whoever sends nothing of the body for so long is refused.
+    """
+
+    def __init__(self, web: ASGIApp, *, hosts: Collection[str], body_bytes: int, patience_s: float) -> None:
+        self._web, self._hosts = web, frozenset(hosts)
+        self._body_bytes, self._patience_s = body_bytes, patience_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._web(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        answer = _Answer(send, request_id, is_head=scope["method"] == "HEAD")
+        with structlog.contextvars.bound_contextvars(request=request_id):
+            await self._serve(scope, headers, receive, answer)
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        body = _Body(receive, answer, most_bytes=self._body_bytes, patience_s=self._patience_s)
+        scope = {**scope, "method": "GET"} if answer.is_head else scope
+        try:
+            self._check(scope, headers)
+            await self._web(scope, body.receive, answer.send)
+        except HTTPException as error:
+            await _refuse(error, scope, receive, answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever asks is told no more than that it is ours
+            response = told(error)
+            if not answer.has_begun:
+                await response(scope, receive, answer.send)
+        await answer.end_head()
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """What can be told before the body comes."""
+        if self._hosts and _name_of(headers.get("host", "")) not in self._hosts:
+            raise HTTPException(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this gateway is not known by the name in the header Host; `mosaic serve --allowed-host NAME` lets "
+                "it be",
+            )
+        if len(scope["query_string"]) > MOST_QUERY_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, "the query is too long")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._body_bytes:
+            raise _too_large(self._body_bytes)
+
+
+def _request_id(headers: Headers) -> str:
+    """The one that a proxy has given, where it is one; else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _name_of(host: str) -> str:
+    """A host without its port."""
+    return re.sub(r":\d*$", "", host).lower()
+
+
+def _too_large(most_bytes: int) -> HTTPException:
+    return HTTPException(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large; at most {most_bytes} bytes are taken"
+    )
+
+
+async def _refuse(error: HTTPException, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    if not answer.has_begun:
+        response = problem(HTTPStatus(error.status_code), error.detail)
+        await response(scope, receive, answer.send)
+
+
+class _Body:
+    """The body of a request, while it comes."""
+
+    def __init__(self, receive: Receive, answer: _Answer, *, most_bytes: int, patience_s: float) -> None:
+        self._receive, self._answer, self._left = receive, answer, most_bytes
+        self._most_bytes, self._patience_s, self._is_complete = most_bytes, patience_s, False
+
+    async def receive(self) -> Message:
+        """The next piece; then, whether the client is gone. Who asked for the head alone is, once it has begun."""
+        if self._is_complete:
+            return {"type": "http.disconnect"} if self._answer.is_told else await self._receive()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the body did not come in time") from None
+        self._is_complete = not message.get("more_body", False)
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise _too_large(self._most_bytes)
+        return message
+
+
+class _Answer:
+    """The answer to a request, while it goes.
+
+    Attributes:
+        is_head: the head alone is wanted.
+        has_begun: the status is sent.
+    """
+
+    def __init__(self, send: Send, request_id: str, *, is_head: bool) -> None:
+        self._send, self._request_id, self.is_head = send, request_id, is_head
+        self.has_begun = self._has_ended = False
+
+    @property
+    def is_told(self) -> bool:
+        """Whether nothing more is wanted."""
+        return self.is_head and self.has_begun
+
+    async def send(self, message: Message) -> None:
+        """Passes a message on; its first with the headers that all answers have."""
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in _ALWAYS.items():
+                headers.setdefault(name, value)
+            headers[REQUEST_ID] = self._request_id
+        elif message["type"] == "http.response.body":
+            self._has_ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def end_head(self) -> None:
+        """Ends an answer of which the head alone is wanted, also where the body would go on and on."""
+        if self.is_told and not self._has_ended:
+            await self._send({"type": "http.response.body", "body": b""})

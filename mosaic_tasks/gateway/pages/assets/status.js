@@ -1,0 +1,112 @@
+// Renews the parts of a page that changed while it is looked at; without this script the page renews itself as a whole.
+"use strict";
+
+const link = document.getElementById("link");
+let source = null;
+
+function say(words) {
+  if (link && link.textContent !== words) link.textContent = words;
+}
+
+/* Scrolled places and the focus outlive the new text of a part; whoever reads the end of what grows goes on reading it. */
+function swap(part, html) {
+  const boxes = [...part.querySelectorAll("[id], pre")];
+  const scrolled = boxes.map((box) => [box.scrollLeft, box.scrollTop, box.scrollHeight - box.clientHeight]);
+  const focused = part.contains(document.activeElement) ? place(part, document.activeElement) : -1;
+  const before = announced(part);
+  part.innerHTML = html;
+  announce(part, before);
+  const now = [...part.querySelectorAll("[id], pre")];
+  if (now.length === boxes.length) {
+    now.forEach((box, index) => {
+      const [left, top, most] = scrolled[index];
+      box.scrollLeft = left;
+      box.scrollTop = box.classList.contains("follows") && top >= most - 4 ? box.scrollHeight : top;
+    });
+  }
+  if (focused >= 0) focusable(part)[focused]?.focus({ preventScroll: true });
+}
+
+/* A screen reader hears of new text only in an element that was there before. */
+function announce(part, before) {
+  const words = announced(part);
+  if (words && words !== before) document.getElementById("news").textContent = words;
+}
+
+function announced(part) {
+  return part.querySelector("[data-announced] .state")?.lastChild.textContent.trim();
+}
+
+function focusable(part) {
+  return [...part.querySelectorAll("a[href], button, input, [tabindex]")];
+}
+
+function place(part, element) {
+  return focusable(part).indexOf(element);
+}
+
+function connect() {
+  if (source) return;
+  source = new EventSource(document.body.dataset.live);
+  source.addEventListener("open", () => say("live"));
+  source.addEventListener("change", (event) => {
+    for (const [id, html] of Object.entries(JSON.parse(event.data))) {
+      const part = document.getElementById(id);
+      if (part) swap(part, html);
+    }
+    tick();
+  });
+  source.addEventListener("error", () => {
+    say("connecting …");
+    if (source && source.readyState === EventSource.CLOSED) {
+      disconnect(); // it does not come again by itself after an answer that is no stream
+      setTimeout(again, 3000);
+    }
+  });
+}
+
+/* Whoever may not look any more is led to where one signs in. */
+async function again() {
+  try {
+    const answer = await fetch(location.href, { redirect: "manual", cache: "no-store" });
+    if (answer.type === "opaqueredirect") return location.reload();
+  } catch {
+    // the gateway is away
+  }
+  follow();
+}
+
+function disconnect() {
+  if (source) source.close();
+  source = null;
+}
+
+/* A browser has few connections to a server: pages that nobody sees need none. */
+function follow() {
+  if (document.visibilityState === "visible") connect();
+  else disconnect();
+}
+
+/* As `duration` in mosaic_tasks/inspection/wording.py, by the second. */
+function duration(ms) {
+  const seconds = Math.max(Math.floor(ms / 1000), 0);
+  const minutes = Math.floor(seconds / 60);
+  const two = (number) => String(number).padStart(2, "0");
+  if (minutes < 1) return `${seconds} s`;
+  if (minutes < 60) return `${minutes} min ${two(seconds % 60)} s`;
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
+  return `${Math.floor(minutes / 1440)} d ${two(Math.floor((minutes % 1440) / 60))} h`;
+}
+
+function tick() {
+  for (const span of document.querySelectorAll("[data-since]")) {
+    span.textContent = duration(Date.now() - Number(span.dataset.since));
+  }
+}
+
+document.addEventListener("visibilitychange", follow);
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", follow);
+setInterval(tick, 1000);
+for (const box of document.querySelectorAll("pre.follows")) box.scrollTop = box.scrollHeight;
+follow();

@@ -1,0 +1,62 @@
+"""Rings when something comes into streams of the server: how a page that is open learns that there is news."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Self
+
+from mosaic_queues.following import Following
+from mosaic_queues.ledger import Ledger
+from mosaic_tasks.gateway.pages.charts import last_entry
+
+
+class Bell:
+    """Listens to some streams through the process's hub: no thread, no connection, no poll of its own."""
+
+    def __init__(self, ledger: Ledger, streams: Iterable[str]) -> None:
+        self._ledger, self._streams = ledger, tuple(streams)
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(event.set)
+
+        self._event, self._ring = event, ring
+        self._following: Following | None = None
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._open)
+        return self
+
+    def _open(self) -> None:
+        cursors = {stream: "-".join(map(str, last_entry(self._ledger, stream))) for stream in self._streams}
+        self._following = Following(self._ledger.client, self._ledger.keys, cursors, ring=self._ring)
+        # Whoever goes away while this thread still opens never gets to close.
+        weakref.finalize(self, self._following.leave).atexit = False
+        self._following.take()  # it rings from now on
+
+    async def news(self) -> None:
+        """Waits until something came since the last time, which may be at once.
+
+        Raises:
+            redis.RedisError: the server does not answer.
+        """
+        while True:
+            self._event.clear()
+            if await asyncio.to_thread(self._take):
+                return
+            await self._event.wait()
+
+    def _take(self) -> bool:
+        """Takes all that came; whether something did."""
+        found = False
+        while self._following is not None and self._following.take():
+            found = True
+        return found
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._following is not None:
+            await asyncio.to_thread(self._following.leave)

@@ -1,0 +1,153 @@
+"""The page of all runs: `/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlencode
+
+from celery import Celery
+from fastapi import APIRouter, Depends, Query, Response
+
+from mosaic_queues.connection import server_ms
+from mosaic_queues.errors import UnknownRun
+from mosaic_queues.transitions import RunRecord, RunStatus
+from mosaic_tasks.access.principal import Principal
+from mosaic_tasks.client import Run, get_run, list_runs
+from mosaic_tasks.gateway.callers import Here
+from mosaic_tasks.gateway.pages.charts import Charts
+from mosaic_tasks.gateway.pages.desk import AtDesk, Desk, Reader
+from mosaic_tasks.gateway.pages.live import Fragments, Looking
+from mosaic_tasks.gateway.pages.rendering import PageRoute, fragment, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+ON_A_PAGE = 25
+LOOK_S = 1.0
+"""An open page looks for new runs so often: no stream tells of them."""
+
+
+class Choice(NamedTuple):
+    """Which runs are listed.
+
+    Attributes:
+        before: the run that stands last on the page before; empty: this is the first one.
+    """
+
+    status: RunStatus | None
+    workflow: str
+    before: str
+
+    def address(self, path: str = "/", *, before: str) -> str:
+        """Where these runs are listed, from another one on."""
+        said = {"status": self.status, "workflow": self.workflow, "before": before}
+        words = urlencode({name: value for name, value in said.items() if value})
+        return f"{path}?{words}" if words else path
+
+
+class Row(NamedTuple):
+    """A run in the list.
+
+    Attributes:
+        done: so many of its `nodes` are over.
+    """
+
+    record: RunRecord
+    tenant: str
+    done: int
+    nodes: int
+    cost_usd: float
+    took_ms: int
+
+
+class Listed(NamedTuple):
+    """A page of the list; `older`: where the next one is, empty where there is none."""
+
+    rows: Sequence[Row]
+    older: str
+    now_ms: int
+
+
+def _chosen(
+    status: Literal["", "running", "done", "failed", "cancelled"] = "",
+    workflow: Annotated[str, Query(max_length=200)] = "",
+    before: Annotated[str, Query(max_length=64)] = "",
+) -> Choice:
+    return Choice(status or None, workflow.strip(), before)
+
+
+Chosen = Annotated[Choice, Depends(_chosen)]
+"""What an address asks for."""
+
+
+@router.get("/")
+async def runs_page(
+    gateway: Here,
+    desk: AtDesk,
+    principal: Reader,
+    choice: Chosen,
+) -> Response:
+    """Runs, newest first."""
+    parts = await desk.studio.make(partial(_parts, gateway.app, desk, principal, choice))
+    return page(
+        "runs", principal, parts=parts, choice=choice, live=choice.address("/changes", before=choice.before)
+    )
+
+
+@router.get("/changes")
+async def runs_changes(
+    gateway: Here,
+    desk: AtDesk,
+    principal: Reader,
+    choice: Chosen,
+) -> Response:
+    """The list, renewed."""
+    render = partial(_parts, gateway.app, desk, principal, choice)
+    return desk.renewed(gateway, principal, render, Looking(LOOK_S))
+
+
+def _parts(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Fragments:
+    listed = _listed(app, desk, principal, choice)
+    return {
+        "runs": fragment(
+            "_runs", listed=listed, choice=choice, shows_tenants=any(row.tenant for row in listed.rows)
+        )
+    }
+
+
+def _listed(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Listed:
+    records = list_runs(
+        tenant=None if "operate" in principal.scopes else principal.tenant,
+        status=choice.status,
+        workflow=choice.workflow or None,
+        limit=ON_A_PAGE + 1,
+        before=choice.before or None,
+        app=app,
+    )
+    shown, now_ms = records[:ON_A_PAGE], server_ms(desk.ledger.client)
+    older = choice.address(before=shown[-1].run_id) if len(records) > len(shown) else ""
+    rows = [row for record in shown for row in _rows(app, desk.charts, record, now_ms)]
+    return Listed(rows, older, now_ms)
+
+
+def _rows(app: Celery, charts: Charts, record: RunRecord, now_ms: int) -> list[Row]:
+    """Its row; none where it is past its retention since."""
+    try:
+        return [_row(get_run(record.run_id, app=app), charts, record, now_ms)]
+    except UnknownRun:
+        return []
+
+
+def _row(run: Run, charts: Charts, record: RunRecord, now_ms: int) -> Row:
+    chart = charts.of(run)
+    view = chart.view()
+    own = [node for node in view.nodes if not node.asked_by]
+    return Row(
+        record,
+        chart.plan.tenant,
+        sum(node.is_over for node in own),
+        len(own),
+        sum(node.cost_usd for node in view.nodes),
+        max((record.ended_ms or now_ms) - (view.begun_ms or record.created_ms), 0),
+    )

@@ -1,0 +1,155 @@
+"""Whether this process traces, and where its spans go: to a collector, in batches, from a thread of their own.
+
+What OpenTelemetry has variables for is set by them: endpoint, headers, certificates, batches, the service's name and
+the sampler. The library is loaded only where it is on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from mosaic_queues.errors import ConfigurationError
+from mosaic_tasks.observability.ids import is_in_ratio
+from mosaic_tasks.observability.spans import Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+log = structlog.get_logger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+SAMPLER, SAMPLER_ARG = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The variable by which prompts and answers are told, too."""
+LAST_S = 2.0
+"""A process that ends waits so long for its last spans to be sent."""
+_SCOPE = "mosaic_tasks"
+_INSTALL = "pip install 'mosaic-tasks[tracing]'"
+
+
+class Tracer:
+    """Sends the spans of this process. Nothing that is called here waits for the collector; what does not fit into the
+    queue of its batches is dropped, and logged.
+
+    Args:
+        ratio: this part of all runs is traced.
+        tells_content: prompts and answers are told, too.
+    """
+
+    def __init__(self, *, ratio: float = 1.0, tells_content: bool = False) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._ratio, self.tells_content = ratio, tells_content
+        service = os.environ.get("OTEL_SERVICE_NAME") or _SCOPE
+        self._resource = Resource.create({"service.name": service, "process.pid": os.getpid()})
+        self._scope = InstrumentationScope(_SCOPE)
+        self._batches = BatchSpanProcessor(OTLPSpanExporter())
+        atexit.register(self.close)
+
+    def is_kept(self, trace: int) -> bool:
+        """Whether spans of this trace are sent."""
+        return is_in_ratio(trace, self._ratio)
+
+    def emit(self, span: Span) -> None:
+        """Sends a span, with others, soon."""
+        if not self.is_kept(span.trace):
+            return
+        try:
+            self._batches.on_end(self._readable(span))
+        except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
+            log.warning("tracing.lost", what="a span is lost", span=span.name, error=type(error).__name__)
+
+    def close(self) -> None:
+        """Sends what is left, unless that takes long: then it is left behind."""
+        atexit.unregister(self.close)
+        thread = threading.Thread(target=self._batches.shutdown, name="otel-last", daemon=True)
+        thread.start()
+        thread.join(LAST_S)
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        from mosaic_tasks.observability import names
+
+        def context(trace: int, identity: int) -> SpanContext:
+            return SpanContext(trace, identity, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+        attributes, raised = dict(span.attributes), list[Event]()
+        status = Status(StatusCode.UNSET)
+        if span.error:
+            attributes[names.ERROR_TYPE] = span.error
+            raised = [Event("exception", {names.EXCEPTION_TYPE: span.error}, span.end_ns)]
+            status = Status(StatusCode.ERROR, span.error)
+        return ReadableSpan(
+            span.name,
+            context(span.trace, span.id),
+            context(span.trace, span.parent) if span.parent is not None else None,
+            self._resource,
+            attributes,
+            raised,
+            [Link(context(*link)) for link in span.links],
+            SpanKind[span.kind.upper()],
+            status=status,
+            start_time=span.start_ns,
+            end_time=max(span.end_ns, span.start_ns),
+            instrumentation_scope=self._scope,
+        )
+
+
+def open_tracer(wanted: bool | None, environ: Mapping[str, str] = os.environ) -> Tracer | None:
+    """The tracer of this process; None: it does not trace.
+
+    Args:
+        wanted: whether it is to; None: where OpenTelemetry's variables name an endpoint.
+
+    Raises:
+        ConfigurationError: it is wanted, and OpenTelemetry is not installed; or the sampler is none that is known.
+    """
+    is_named = any(environ.get(name) for name in ENDPOINTS)
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (is_named if wanted is None else wanted):
+        return None
+    try:
+        return Tracer(ratio=ratio_of(environ), tells_content=environ.get(CONTENT, "").lower() == "true")
+    except ImportError as error:
+        if wanted:
+            raise ConfigurationError(
+                f"MOSAIC_TRACING is set and OpenTelemetry is not installed: {_INSTALL}"
+            ) from error
+        log.warning("tracing.missing", what=f"an endpoint for traces is named, install first: {_INSTALL}")
+        return None
+
+
+def ratio_of(environ: Mapping[str, str]) -> float:
+    """Which part of all traces is kept, as OpenTelemetry's variables say.
+
+    Raises:
+        ConfigurationError: they say nothing that is known.
+    """
+    sampler = environ.get(SAMPLER, "").removeprefix("parentbased_")
+    if sampler in ("", "always_on"):
+        return 1.0
+    if sampler == "always_off":
+        return 0.0
+    given = environ.get(SAMPLER_ARG, "1")
+    if sampler != "traceidratio":
+        raise ConfigurationError(f"{SAMPLER}={environ[SAMPLER]!r} is unknown; use always_on or traceidratio")
+    try:
+        ratio = float(given)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise ConfigurationError(f"{SAMPLER_ARG}={given!r} is no ratio; use a number from 0 to 1")
+    return ratio
+
+
+__all__ = ["CONTENT", "Tracer", "open_tracer", "ratio_of"]

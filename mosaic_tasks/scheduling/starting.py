@@ -1,0 +1,105 @@
+"""Runs of schedules: what a schedule says becomes a plan, and a tick becomes a run, once.
+
+A tick's run has the idempotency key `schedule/NAME/TIME`, so whoever starts a tick again gets the run that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from mosaic_queues.errors import InputError, UnknownRun
+from mosaic_queues.ledger import KeyedRun
+from mosaic_tasks.definition.plan import Plan, plan_hash
+from mosaic_tasks.definition.schedules import inputs_at, shown_tick
+from mosaic_tasks.definition.schemas import complete_inputs
+from mosaic_tasks.definition.terms import Terms
+from mosaic_tasks.definition.workflow import Workflow
+from mosaic_tasks.execution.process import Process
+from mosaic_tasks.scheduling.schedules import Put, Said, Schedule, Schedules
+from mosaic_tasks.scheduling.ticks import Timing, previous
+from mosaic_tasks.submission import open_run, plan_for
+
+
+def put_schedule(schedules: Schedules, name: str, workflow: Workflow) -> Put:
+    """Adds the schedule of this name of a workflow, or changes what it says.
+
+    Raises:
+        DefinitionError: the workflow is wrong, or the inputs of one of its schedules do not fit.
+        InputError: the name is that of another workflow's or tenant's schedule.
+    """
+    spec = workflow.schedules[name]
+    terms = Terms(priority=spec.priority, budget_usd=spec.budget, tenant=spec.tenant)
+    plan = terms.of(plan_for(workflow))
+    data = plan.encode()
+    said = Said(workflow=workflow.name, plan=plan_hash(data), inputs=spec.inputs)
+    return schedules.put(name, said=said, timing=Timing.of(spec), plan=data, tenant=spec.tenant)
+
+
+def start_tick(process: Process, schedule: Schedule, plan: Plan, tick: int, *, before: int) -> str:
+    """The id of the run of a tick, which starts unless it did.
+
+    Args:
+        before: the tick before it that has a run; 0: none has.
+
+    Raises:
+        BindingError: a template of the inputs fails.
+        InputError: the inputs do not fit.
+        ServerError, redis.RedisError: the server does not answer.
+    """
+    inputs = _inputs(schedule, plan, tick, before)
+    key = tick_key(schedule.name, tick)
+    try:
+        return open_run(process, plan, inputs, key=key).run_id
+    except InputError:
+        found = _run_of(process, plan.tenant, key)
+        if found is None:
+            raise
+        if _is_there(process, found):
+            return found
+        return open_run(process, plan, inputs, key=_anew(key, plan)).run_id
+
+
+def start_now(process: Process, schedule: Schedule, plan: Plan, now: int) -> str:
+    """A run of a schedule besides its ticks, as if this were one.
+
+    Raises:
+        BindingError, InputError, ServerError, redis.RedisError: as `start_tick`.
+    """
+    return open_run(process, plan, _inputs(schedule, plan, now, schedule.ran)).run_id
+
+
+def tick_key(name: str, tick: int) -> str:
+    """The idempotency key of a tick's run."""
+    return f"schedule/{name}/{datetime.fromtimestamp(tick, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _inputs(schedule: Schedule, plan: Plan, tick: int, before: int) -> Mapping[str, Any]:
+    shown = shown_tick(tick, before or previous(schedule.timing, tick), schedule.timing.zone)
+    return complete_inputs(plan.inputs_schema, inputs_at(schedule.said.inputs, shown))
+
+
+def _run_of(process: Process, tenant: str, key: str) -> str | None:
+    """The run that a key stands for, whatever it was opened with."""
+    raw = process.client.get(process.ledger.keys.once(tenant, key))
+    return msgspec.msgpack.decode(raw, type=KeyedRun).run_id if isinstance(raw, bytes) else None
+
+
+def _is_there(process: Process, run_id: str) -> bool:
+    """Whether a run was opened: who noted its key may have died before."""
+    try:
+        process.ledger.run(run_id)
+    except UnknownRun:
+        return False
+    return True
+
+
+def _anew(key: str, plan: Plan) -> str:
+    """The key for a tick whose first one stands for a run that was never opened, of what the schedule said before."""
+    return f"{key}/{plan_hash(plan.encode())}"
+
+
+__all__ = ["put_schedule", "start_now", "start_tick", "tick_key"]
