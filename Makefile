@@ -2,13 +2,13 @@
 # Needed: make, git, and Python 3.11 or later (PYTHON=/path/to/python names a certain one). What runs a real vLLM engine
 # builds .venv-engine beside it, with Python 3.11.
 .DEFAULT_GOAL := help
-.PHONY: help env dev engine demo flower test test-engine check format bench lock clean
+.PHONY: help env dev engine demo flower test test-engine check format bench reference lock clean
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 # Several processes share the tests (ARGS='-n 0': one, as a debugger needs it). Those of an engine compute, the others
 # wait a lot.
 PYTEST := -m pytest --dist worksteal
-BENCHMARKS := overhead streaming inference routing aggregation mixtures
+BENCHMARKS := overhead streaming inference routing aggregation mixtures gateway
 BENCH_PY := $(if $(filter inference,$(NAME)),.venv-engine/bin/python,$(PY))
 
 # Values that come from people are taken as they are: never expanded by make, never part of a shell command.
@@ -58,6 +58,9 @@ bench: env ## one benchmark (NAME=overhead QUICK=1); figures go to benchmarks/ou
 	@case " $(BENCHMARKS) " in *" $(NAME) "*) ;; *) echo "make bench NAME=...: one of: $(BENCHMARKS)" >&2; exit 2;; esac
 	@[ -x "$(BENCH_PY)" ] || { echo "the benchmark $(NAME) needs vLLM, which is not here; build it with: make engine" >&2; exit 2; }
 	@$(BENCH_PY) "benchmarks/$(NAME).py" $(if $(QUICK),--quick)
+
+reference: env ## write docs/reference anew from the code
+	@$(PY) scripts/reference.py
 
 lock: env ## write requirements/lock.txt anew (UPGRADE=1: with the newest versions)
 	@$(PY) scripts/lock.py $(if $(UPGRADE),--upgrade)

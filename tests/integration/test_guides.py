@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ SECURITY = ROOT / "docs" / "security.md"
     [pytest.param(page, marks=KEEPS_KEYS if page == SECURITY else (), id=name_of(page)) for page in FOLLOWED],
 )
 def test_its_commands_work_in_order(page: Path, redis_url: str, redis_client: Redis, tmp_path: Path) -> None:
-    for each in ("examples", "queues", "routing", "docker", "Makefile", "Procfile"):
-        (tmp_path / each).symlink_to(ROOT / each)
+    for each in ("docker", "examples", "queues", "routing"):  # pages write into them
+        copytree(ROOT / each, tmp_path / each, ignore=ignore_patterns("__pycache__"))
     committed(tmp_path)
     environment = {"MOSAIC_REDIS_URL": redis_url, "MOSAIC_HOME": str(tmp_path / ".mosaic")}
     guide = Guide(page, environment=environment, directory=tmp_path, client=redis_client)
@@ -79,6 +80,27 @@ def test_its_shell_blocks_can_be_read_and_their_options_exist(page: Path) -> Non
 def test_its_data_blocks_can_be_read(page: Path) -> None:
     for block in blocks_of(page):
         read(block)
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_its_links_lead_to_headings_that_are_there(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8")):
+        path = page.parent / target if target else page
+        assert anchor in anchors_of(path), f"{target}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_index_names_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", index.read_text("utf-8"))
+    named = {(index.parent / target).resolve() for target in targets}
+    assert {*PAGES, *REFERENCE} - named == {index}
 
 
 def read(block: Block) -> None:

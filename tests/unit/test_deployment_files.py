@@ -261,9 +261,8 @@ def test_services_configs_and_volumes_that_the_compose_file_names_exist() -> Non
     for name, service in found["services"].items():
         assert set(service.get("depends_on", {})) <= found["services"].keys(), name
         assert {each["source"] for each in service.get("configs", [])} <= found["configs"].keys(), name
-        assert {each.partition(":")[0] for each in service.get("volumes", [])} <= found["volumes"].keys(), (
-            name
-        )
+        named = {each.partition(":")[0] for each in service.get("volumes", []) if not each.startswith("${")}
+        assert named <= found["volumes"].keys(), name
     for each in found["configs"].values():
         assert (DOCKER / each["file"]).is_file(), each
 
@@ -279,7 +278,7 @@ def test_what_the_compose_file_starts_in_our_images_is_installed_there() -> None
 
 def test_the_compose_file_publishes_ports_on_loopback_only() -> None:
     ports = [port for service in composed()["services"].values() for port in service.get("ports", [])]
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
@@ -287,6 +286,28 @@ def test_the_server_keeps_what_it_has_and_evicts_nothing() -> None:
     words = composed()["services"]["server"]["command"]
     options = dict(zip(words[1::2], words[2::2], strict=True))
     assert (options["--appendonly"], options["--maxmemory-policy"]) == ("yes", "noeviction")
+
+
+def test_the_gateway_serves_workflows_that_are_there_to_those_who_have_a_key() -> None:
+    service = composed()["services"]["gateway"]
+    (served,) = [each for each in service["volumes"] if each.startswith("${")]
+    folder = re.fullmatch(r"\$\{MOSAIC_WORKFLOWS:-(.+)\}:(.+):ro", served)
+    assert folder is not None
+    assert list((DOCKER / folder[1]).glob("*.yaml"))
+    assert folder[2] in service["command"]
+    assert "--require-key" in service["command"]
+
+
+def test_the_chart_has_a_gateway_where_there_are_workflows() -> None:
+    assert "demo-gateway" not in kinds(rendered(), "Deployment")
+    made = render(CHART, {"gateway": {"workflows": {"hi.yaml": "name: hi\n"}}})
+    assert kinds(made, "ConfigMap")["demo-workflows"]["data"] == {"hi.yaml": "name: hi\n"}
+    (container,) = kinds(made, "Deployment")["demo-gateway"]["spec"]["template"]["spec"]["containers"]
+    assert "--require-key" in container["args"]
+    policy = kinds(made, "NetworkPolicy")["demo-mosaic"]["spec"]["ingress"]
+    assert {"protocol": "TCP", "port": 8000} in [port for rule in policy for port in rule.get("ports", [])]
+    for document in made:
+        validate(document, NEWEST)
 
 
 def test_prometheus_asks_what_answers() -> None:
@@ -513,7 +534,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 def test_every_command_line_is_one_that_the_command_understands() -> None:
     group = get_command(application)
     lines = list(command_lines())
-    assert {line[0] for _, line in lines} == {"worker", "metrics", "probe", "drain", "doctor"}
+    assert {line[0] for _, line in lines} == {"worker", "metrics", "probe", "drain", "doctor", "serve"}
     for where, words in lines:
         command = group.commands[words[0]]  # type: ignore[attr-defined]
         with command.make_context(words[0], list(words[1:])) as context:

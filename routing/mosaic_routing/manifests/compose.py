@@ -9,9 +9,11 @@ from mosaic_routing.manifests.rendering import rendered
 from mosaic_routing.manifests.services import (
     BEAT,
     BEAT_PROBE,
+    GATEWAY_PORT,
     METRICS_PORT,
     MODELS_PATH,
     TOPOLOGY_PATH,
+    WORKFLOWS_PATH,
     contained,
     header,
 )
@@ -61,6 +63,8 @@ def compose(topology: Topology, pool: ModelPool, *, files: Files) -> str:
         topology_path=TOPOLOGY_PATH,
         models_path=MODELS_PATH,
         metrics_port=METRICS_PORT,
+        gateway_port=GATEWAY_PORT,
+        workflows_path=WORKFLOWS_PATH,
         beat=BEAT,
         beat_probe=BEAT_PROBE,
     )

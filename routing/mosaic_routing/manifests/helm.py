@@ -10,13 +10,13 @@ import yaml
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.rendering import rendered
-from mosaic_routing.manifests.services import BEAT, BEAT_PROBE, METRICS_PORT, Service, contained, header
+from mosaic_routing.manifests.services import BEAT, BEAT_PROBE, GATEWAY_PORT, METRICS_PORT, Service, contained, header
 from mosaic_routing.pool import ModelPool
 
 _CLASS_LABEL = "mosaic-gpu-class"
 """Of the nodes of a cluster: which GPU class they have."""
 _GPU = "nvidia.com/gpu"
-_OTHERS = ("beat", "metrics")
+_OTHERS = ("beat", "gateway", "metrics")
 """What the chart has Deployments of beside the groups."""
 _PROCESSES = 4
 """Of a worker whose group says no concurrency: its node may have far more processors than its pod may use."""
@@ -42,6 +42,7 @@ def helm_values(topology: Topology, pool: ModelPool, *, version: str) -> str:
         resources={service.name: _resources(service) for service in made},
         processes=_PROCESSES,
         metrics_port=METRICS_PORT,
+        gateway_port=GATEWAY_PORT,
         beat=BEAT,
         beat_probe=BEAT_PROBE,
         topology=yaml.safe_dump(_said(topology), sort_keys=False),

@@ -22,6 +22,10 @@ MODELS_PATH = "/etc/mosaic/models.yaml"
 """Where workers in containers find the model pool."""
 METRICS_PORT = 9464
 """Of `mosaic metrics`."""
+GATEWAY_PORT = 8000
+"""Of `mosaic serve`."""
+WORKFLOWS_PATH = "/home/mosaic/workflows"
+"""Where the gateway in a container finds what can be started."""
 BEAT = ("celery", "-A", "mosaic_tasks.app", "beat", "--scheduler", "mosaic_tasks.scheduling.beat:Scheduler")
 """What starts the runs of schedules when they are due."""
 BEAT_PROBE = (
