@@ -14,10 +14,10 @@ import pytest
 from redis import Redis
 
 from mosaic_tasks import get_run, list_runs
-from tests.integration.mixture_runs import says
+from tests.integration.gateway_tools import Told
 from tests.integration.stream_tools import await_told, open_engines
-from tests.integration.web_apps import EXAMPLES, Example, Sent, WebApp, WebApps, sent_events, text_of
-from tests.services import Worker, Workers
+from tests.integration.web_apps import EXAMPLES, Example, WebApp, WebApps, sent_events, text_of
+from tests.services import READY_S, Worker, Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
@@ -28,21 +28,14 @@ WRITERS: list[Example] = ["fastapi_app", "django_app"]
 
 @pytest.fixture
 def apps(redis_url: str, tmp_path: Path) -> Iterator[WebApps]:
-    given = {"MOSAIC_REDIS_URL": redis_url, "MOSAIC_HOME": str(tmp_path / "home")}
-    started = WebApps({**given, "MOSAIC_MODEL": says(tmp_path, "writer", ANSWER, tokens_per_s=500)}, tmp_path)
-    yield started
-    started.stop()
+    with WebApps.writing(ANSWER, redis_url=redis_url, directory=tmp_path) as started:
+        yield started
 
 
 @pytest.fixture
 def writing(workers: Workers, apps: WebApps) -> Worker:
     """A worker whose engine holds after its first words until it is opened."""
-    args = ("--include", "tests.integration.hedge_gates")
-    env = {"MOSAIC_MODEL": apps.environment["MOSAIC_MODEL"]}
-    queues = ("mosaic.cpu", "mosaic.api.replay")
-    return workers.start(
-        "mosaic_tasks.app", queues, pool="async", concurrency=8, env=env, args=args
-    ).wait_ready()
+    return apps.start_worker(workers)
 
 
 def manage(apps: WebApps, *words: str) -> str:
@@ -52,7 +45,7 @@ def manage(apps: WebApps, *words: str) -> str:
 
 def posted(app: WebApp, path: str, **form: str) -> str:
     """Fills in a form; answers where it leads."""
-    with httpx2.Client(base_url=app.url) as client:
+    with httpx2.Client(base_url=app.url, timeout=READY_S) as client:
         page = client.get(path if path == "/" else "/").text
         hidden = dict(re.findall(r'name="(key|csrfmiddlewaretoken)" value="([^"]+)"', page))
         answer = client.post(path, data={**hidden, **form})
@@ -73,7 +66,7 @@ def test_it_shows_the_text_as_it_is_written_and_goes_on_after_it_was_killed(
     apps: WebApps, writing: Worker, redis_client: Redis, example: Example
 ) -> None:
     app, page = started(apps, example)
-    assert httpx2.get(page).status_code == 200
+    assert httpx2.get(page, timeout=READY_S).status_code == 200
     if example == "django_app":
         await_told(redis_client, "asked writer", 1)
         redis_client.delete("test:told:asked writer", "test:bell:asked writer")
@@ -89,13 +82,13 @@ def test_it_shows_the_text_as_it_is_written_and_goes_on_after_it_was_killed(
     assert text_of(iter(rest), text_of(iter([first]))) == ANSWER
     assert offsets(rest) == sorted(offsets(rest))
     assert offsets(rest)[0] == len(first.data["value"])
-    assert rest[-1] == Sent("over", "", {"status": "done", "error": ""})
+    assert rest[-1] == Told("", "over", {"status": "done", "error": ""})
     with sent_events(f"{page}/stream") as events:  # somebody who comes late
         assert text_of(events) == ANSWER
     assert again.process.returncode is None
 
 
-def offsets(events: list[Sent]) -> list[int]:
+def offsets(events: list[Told]) -> list[int]:
     return [event.data["offset"] for event in events if event.kind == "text"]
 
 
@@ -123,7 +116,7 @@ def test_what_is_not_known_is_not_found(apps: WebApps, example: Example, path: s
         manage(apps, "migrate")
     app = apps.start(example)
     for unknown in ("00000000-0000-7000-8000-000000000000", "..%2f..%2fetc%2fpasswd", "%00"):
-        assert httpx2.get(f"{app.url}{path}/{unknown}").status_code == 404
+        assert httpx2.get(f"{app.url}{path}/{unknown}", timeout=READY_S).status_code == 404
 
 
 def test_the_panel_tells_who_answered_and_what_came_of_it(
@@ -134,7 +127,7 @@ def test_the_panel_tells_who_answered_and_what_came_of_it(
     workers.start("mosaic_tasks.app", queues, pool="async", concurrency=8).wait_ready()
     app = apps.start("flask_app")
     page = posted(app, "/panels", question="How many edges does a cube have?")
-    assert httpx2.get(page).status_code == 200
+    assert httpx2.get(page, timeout=READY_S).status_code == 200
     with sent_events(f"{page}/events") as events:
         told = list(events)
     lines = [event.data for event in told if event.kind == "told"]
@@ -219,6 +212,6 @@ def test_the_examples_keep_hostile_text_as_text(apps: WebApps) -> None:
     manage(apps, "migrate")
     app = apps.start("django_app")
     page = posted(app, "/", text="<script>alert(1)</script>")
-    shown: Any = httpx2.get(page).text + httpx2.get(app.url).text
+    shown: Any = httpx2.get(page, timeout=READY_S).text + httpx2.get(app.url, timeout=READY_S).text
     assert "<script>alert" not in shown
     assert "&lt;script&gt;alert(1)" in shown

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import httpx2
 
-from tests.services import READY_S, Worker
+from tests.integration.gateway_tools import Told, told
+from tests.integration.mixture_runs import says
+from tests.services import READY_S, Worker, Workers
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Example = Literal["fastapi_app", "django_app", "flask_app"]
@@ -26,7 +27,7 @@ _COMMANDS: dict[Example, Sequence[str]] = {
 
 
 class WebApps:
-    """Starts the apps on a server of Redis; all are stopped by `stop`.
+    """Starts the apps on a server of Redis.
 
     Args:
         environment: what all of them get.
@@ -50,6 +51,29 @@ class WebApps:
         assert found is not None, process.log
         return WebApp(process, int(found[1]))
 
+    @classmethod
+    @contextlib.contextmanager
+    def writing(cls, text: str, *, redis_url: str, directory: Path) -> Iterator[WebApps]:
+        """Apps whose default model writes this text; all of them are stopped after the block."""
+        given = {"MOSAIC_REDIS_URL": redis_url, "MOSAIC_HOME": str(directory / "home")}
+        model = says(directory, "writer", text, tokens_per_s=500)
+        apps = cls({**given, "MOSAIC_MODEL": model}, directory)
+        try:
+            yield apps
+        finally:
+            apps.stop()
+
+    def start_worker(self, workers: Workers) -> Worker:
+        """One whose engine holds after its first words until it is opened (`open_engines`)."""
+        return workers.start(
+            "mosaic_tasks.app",
+            ("mosaic.cpu", "mosaic.api.replay"),
+            pool="async",
+            concurrency=8,
+            env={"MOSAIC_MODEL": self.environment["MOSAIC_MODEL"]},
+            args=("--include", "tests.integration.hedge_gates"),
+        ).wait_ready()
+
     def stop(self) -> None:
         """Stops them, and prints what they said, which failures show."""
         for process in self._started:
@@ -69,36 +93,17 @@ class WebApp(NamedTuple):
         return f"http://127.0.0.1:{self.port}"
 
 
-class Sent(NamedTuple):
-    """A server-sent event."""
-
-    kind: str
-    id: str
-    data: Any
-
-
 @contextlib.contextmanager
-def sent_events(url: str, after: str = "") -> Iterator[Iterator[Sent]]:
+def sent_events(url: str, after: str = "") -> Iterator[Iterator[Told]]:
     """What a server sends, from behind an event on; the connection is closed after the block."""
     headers = {"Last-Event-ID": after} if after else {}
     with httpx2.stream("GET", url, headers=headers, timeout=READY_S) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
-        yield _events(response.iter_lines())
+        yield (event for event in told(response) if event.kind != ":")
 
 
-def _events(lines: Iterator[str]) -> Iterator[Sent]:
-    fields: dict[str, str] = {}
-    for line in lines:
-        if not line and "data" in fields:
-            yield Sent(fields.get("event", "message"), fields.get("id", ""), json.loads(fields["data"]))
-            fields = {}
-        name, _, value = line.partition(":")
-        if name:
-            fields[name] = value.removeprefix(" ")
-
-
-def text_of(events: Iterator[Sent], before: str = "") -> str:
+def text_of(events: Iterator[Told], before: str = "") -> str:
     """The text that they make."""
     text = before
     for event in events:
