@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from demo import STOP_S, console, logs, server, stop, tell  # which lies beside this script
+from demo import INTERRUPTED_STOP_S, console, logs, server, stop, tell  # which lies beside this script
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "financial_report"
@@ -92,7 +92,8 @@ def processes() -> Iterator[tuple[Started, Started]]:
         started.append(Started("flower", flower))
         yield started[0], started[1]
     finally:
-        stop([each.process for each in started], wait_s=STOP_S)
+        console.print("stopping worker, Flower and server", style="dim")
+        stop([each.process for each in started], wait_s=INTERRUPTED_STOP_S)
 
 
 def await_line(started: Started, what: str, pattern: str) -> str:

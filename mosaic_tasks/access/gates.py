@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery import Celery
 
+from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import ConfigurationError, Unauthenticated
 from mosaic_queues.settings import Settings
 from mosaic_tasks.access.addresses import is_loopback
@@ -88,6 +89,20 @@ class OpenGate:
         return self._closed.admit(credential) if keys_of(self._app).is_closed() else ANYONE
 
 
+def stands(app: Celery, principal: Principal) -> bool:
+    """Whether what somebody has shown some time ago would still let in: a stream goes on no longer than that.
+
+    Raises:
+        redis.RedisError: the server is away.
+    """
+    keys, process = keys_of(app), process_for(app)
+    if principal.key:
+        return keys.holder(principal.key) is not None
+    if principal.until_ms:
+        return principal.until_ms > server_ms(process.client)
+    return not keys.is_closed()
+
+
 def keys_of(app: Celery) -> KeyRing:
     """The API keys of an app's server."""
     process = process_for(app)
@@ -120,4 +135,4 @@ def _tokens(config: Settings) -> Tokens | None:
     return Tokens(rules, Provider(config.oidc_issuer))
 
 
-__all__ = ["ANYONE", "ClosedGate", "OpenGate", "gate_for", "keys_of", "sessions_of"]
+__all__ = ["ANYONE", "ClosedGate", "OpenGate", "gate_for", "keys_of", "sessions_of", "stands"]

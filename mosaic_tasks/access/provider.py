@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from mosaic_queues.errors import ConfigurationError
+from mosaic_queues.errors import ConfigurationError, ProviderUnavailable
 from mosaic_tasks.access.addresses import is_loopback
 from mosaic_tasks.access.extra import needs_gateway
 
@@ -57,7 +57,11 @@ class Provider:
         self._read_s = self._tried_s = -float("inf")
 
     def key(self, kid: str | None) -> jwk.Key | None:
-        """The key of this name; without a name, the only one that there is. None: none is known."""
+        """The key of this name; without a name, the only one that there is. None: it lists none.
+
+        Raises:
+            ProviderUnavailable: none is known, and it could not be asked when it was asked last.
+        """
         found = self._find(kid)
         # Whoever knows no key waits for who reads them just now; all others go on with what they have.
         wait_s = _WAIT_S if found is None else 0.0
@@ -68,7 +72,15 @@ class Provider:
                     self._refresh()
             finally:
                 self._lock.release()
-        return self._find(kid) if is_due else found
+        found = self._find(kid) if is_due else found
+        if found is None and self._read_s < self._tried_s:
+            raise self._away()
+        return found
+
+    def _away(self) -> ProviderUnavailable:
+        wait_s = max(1.0, self._tried_s + PAUSE_S - self._clock())
+        told = f"the identity provider does not answer as it should; ask again in {wait_s:.3g} s"
+        return ProviderUnavailable(told, retry_after_s=wait_s)
 
     def _find(self, kid: str | None) -> jwk.Key | None:
         if kid is None:

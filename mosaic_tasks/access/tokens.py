@@ -99,13 +99,12 @@ class Tokens:
 
         Raises:
             Unauthenticated: it is none, nobody's, or not in force.
+            ProviderUnavailable: nobody can say now whose it is.
         """
         algorithm, kid = _header(token)
         key = self._provider.key(kid)
         if key is None:
-            raise Unauthenticated(
-                "the token is signed with a key that its provider does not list, or the provider does not answer"
-            )
+            raise Unauthenticated("the token is signed with a key that its provider does not list")
         try:
             registry = JWSRegistry(algorithms=[algorithm], strict_check_header=False)
             found = jwt.decode(token, key, algorithms=[algorithm], registry=registry)

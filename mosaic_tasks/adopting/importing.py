@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from celery.canvas import Signature
 
+from mosaic_queues.errors import DefinitionError
 from mosaic_tasks.adopting.loading import load
 from mosaic_tasks.adopting.shapes import app_of
 from mosaic_tasks.adopting.translating import Note, Translation
@@ -41,10 +42,14 @@ def import_canvas(target: str, *, name: str | None = None) -> Imported:
     Raises:
         DefinitionError: there is no canvas, or something in it has no form in a workflow file.
     """
-    canvas = load(target)
-    workflow, notes = translated(canvas, name=name or _name_of(target))
-    workflow.analysed()
-    return Imported(workflow, _comments(target, notes) + workflow.to_yaml(), notes)
+    try:
+        canvas = load(target)
+        workflow, notes = translated(canvas, name=name or _name_of(target))
+        workflow.analysed()
+        return Imported(workflow, _comments(target, notes) + workflow.to_yaml(), notes)
+    except RecursionError:
+        problem = f"{target!r} holds itself, or is nested too deep to be read; a workflow has one level of nodes"
+        raise DefinitionError([problem]) from None
 
 
 def translated(canvas: Signature, *, name: str) -> tuple[Workflow, Sequence[Note]]:
@@ -78,5 +83,6 @@ def _comments(target: str, notes: Sequence[Note]) -> str:
 
 
 def told(note: Note) -> str:
-    """A note, for people."""
-    return f"{note.subject}: {note.what}: {note.instead}"
+    """A note, for people; what no terminal shows, and what ends a comment of YAML, as Python writes it."""
+    said = f"{note.subject}: {note.what}: {note.instead}"
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 from celery import Task
@@ -137,7 +138,16 @@ def _of_self(task: Task) -> Iterator[Told]:
     code = getattr(getattr(run, "__func__", None), "__code__", None)
     if code is None:
         return
-    used = [name for name in _ACTIONS if name in code.co_names]
+    names = set(_names_in(code))
+    used = [name for name in _ACTIONS if name in names]
     yield from ((f"self.{name}()", _ACTIONS[name]) for name in used)
-    if "request" in code.co_names:
+    if "request" in names:
         yield ("self.request", "it has neither id nor retries in a node; give what is needed as an argument")
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The attributes that a function uses, those in functions within it among them."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names_in(each)

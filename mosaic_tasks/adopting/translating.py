@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Translation:
     def __init__(self, flow: Flow, *, app: Celery) -> None:
         self._flow, self._app = flow, app
         self._queue = str(app.conf.task_default_queue)
-        self._names = set(_RESERVED)
+        self._names, self._taken = set(_RESERVED), Counter[str]()
         self.notes: list[Note] = []
 
     def whole(self, canvas: Signature) -> None:
@@ -162,6 +163,8 @@ class Translation:
 
     def _chunks(self, sig: Signature, given: Given) -> Made:
         each, size = self._mapped(sig, given, starred=True), int(sig.kwargs["n"])
+        if size < 1:
+            raise DefinitionError([f"chunks of {each.name!r}: {size!r} items a chunk; give 1 or more"])
         return _single(self._tool("chunked", given, each.name, values=each, size=size))
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -169,12 +172,11 @@ class Translation:
     def _mapped(self, sig: Signature, given: Given, *, starred: bool) -> Handle:
         """A call for each item of a `map`, a `starmap` or of `chunks`, which take no arguments from before."""
         inner = inner_of(sig)
-        items = _checked(inner, literal, [list(item) if starred else item for item in sig.kwargs["it"]])
+        items = _checked(inner, literal, _listed(inner, sig.kwargs["it"], starred=starred))
         lengths = {len(item) for item in items} if starred else {1}
-        if len(lengths) > 1:
-            raise DefinitionError(
-                [f"starmap of {inner.task!r}: its items have different lengths; give all the same"]
-            )
+        if len(lengths) != 1:
+            problem = "its items have different lengths; give all the same" if lengths else "it has no items"
+            raise DefinitionError([f"starmap of {inner.task!r}: {problem}"])
         item = Handle("item")
         args = [item[place] for place in range(*lengths)] if starred else [item]
         self._tell(sig.task, of_options({**sig.options, "link": None}))
@@ -216,10 +218,10 @@ class Translation:
 
     def _free(self, base: str) -> str:
         """A name that nothing else has."""
-        name, taken = base, 1
+        name = base
         while name in self._names:
-            taken += 1
-            name = f"{base}_{taken}"
+            self._taken[base] += 1
+            name = f"{base}_{self._taken[base] + 1}"
         self._names.add(name)
         return name
 
@@ -228,6 +230,18 @@ class Translation:
             note = Note(subject, what, instead)
             if note not in self.notes:
                 self.notes.append(note)
+
+
+def _listed(sig: Signature, items: Iterable[Any], *, starred: bool) -> list[Any]:
+    """The items of a `map`; those of a `starmap` are lists of arguments themselves.
+
+    Raises:
+        DefinitionError: one is none.
+    """
+    try:
+        return [list(item) if starred else item for item in items]
+    except TypeError as error:
+        raise DefinitionError([f"starmap of {sig.task!r}: each item is to be a list of arguments; {error}"]) from None
 
 
 def _single(node: Handle) -> Made:

@@ -75,9 +75,7 @@ def list_keys(as_json: JsonOption = False) -> None:
     """
     found = _with_ring(lambda ring: ring.all())
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     elif not found:
         typer.echo("there are no keys; make one: mosaic keys add NAME --scope submit --scope read")
     else:
@@ -146,9 +144,7 @@ def audit(
     log = audit_of(app)
     for entry in log.follow(last) if follow else log.last(last):
         if as_json:
-            import msgspec
-
-            print_json_line(msgspec.to_builtins(entry))
+            print_json_line(entry)
         else:
             typer.echo(_line(entry))
 

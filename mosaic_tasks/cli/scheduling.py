@@ -82,6 +82,9 @@ def add(
     budget: Annotated[
         float | None, typer.Option(metavar="USD", parser=dollars, help="US dollars that a run may cost.")
     ] = None,
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="Have workers tell the end of each run here.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a schedule of a workflow file, or with neither --cron nor --every all that stand in its `schedules:`.
@@ -105,6 +108,7 @@ def add(
         data: dict[str, Any] = {"cron": cron, "every": every, "zone": zone, "jitter": jitter}
         data |= {"catch_up": str(catch_up), "start": start, "end": end, "priority": priority}
         data |= {"tenant": tenant, "budget": budget, "inputs": read_inputs(workflow, inputs or [])}
+        data |= {"webhook": webhook}
         names = [name or workflow.name]
         workflow = _with_schedule(workflow, names[0], data)
     told = _with_schedules(lambda stored, _: {each: put_schedule(stored, each, workflow) for each in names})
@@ -178,12 +182,12 @@ def _listed(stored: Schedules, process: Process) -> list[dict[str, Any]]:
 def _told(each: Schedule | Unreadable, now: int, ticks: int) -> dict[str, Any]:
     """What is known of a schedule, its next ticks in the time of its zone."""
     from mosaic_tasks.scheduling.schedules import Schedule
-    from mosaic_tasks.scheduling.ticks import upcoming
+    from mosaic_tasks.scheduling.ticks import shown_at, upcoming
 
     if not isinstance(each, Schedule):
         return {"name": each.name, "workflow": "", "next": [], "paused": False, "problem": each.problem}
     try:
-        coming, problem = upcoming(each.timing, now, ticks), each.problem
+        coming, problem = upcoming(each.timing, max(now, each.last), ticks), each.problem
     except (ValueError, KeyError) as error:  # its zone is not known here
         coming, problem = [], str(error)
     return {
@@ -192,7 +196,7 @@ def _told(each: Schedule | Unreadable, now: int, ticks: int) -> dict[str, Any]:
         "cron": each.timing.cron,
         "every_s": each.timing.every_s,
         "zone": each.timing.zone,
-        "next": [_local(tick, each.timing.zone) for tick in coming],
+        "next": [shown_at(tick, each.timing.zone) for tick in coming],
         "paused": each.paused,
         "problem": problem,
     }
@@ -207,13 +211,6 @@ def _run(started: Started, process: Process) -> dict[str, Any]:
     except UnknownRun:
         status = "past its retention"
     return {"run": started.run, "tick": started.tick, "at": started.at, "status": status}
-
-
-def _local(at: int, zone: str) -> str:
-    from datetime import datetime
-    from zoneinfo import ZoneInfo
-
-    return f"{datetime.fromtimestamp(at, ZoneInfo(zone)).isoformat(sep=' ')} {zone}"
 
 
 @schedule.command()
@@ -243,6 +240,8 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
         return
+    from mosaic_tasks.scheduling.ticks import shown_at
+
     zone = found["zone"]
     for key, value in found.items():
         if key not in ("next", "runs") and value not in ("", None, {}, 0):
@@ -250,7 +249,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     for tick in found["next"]:
         typer.echo(f"next:       {tick}")
     for run in found["runs"]:
-        by = "by hand" if run["tick"] is None else _local(run["tick"], zone)
+        by = "by hand" if run["tick"] is None else shown_at(run["tick"], zone)
         typer.echo(f"run:        {run['run']}  {run['status']}  {by}")
 
 

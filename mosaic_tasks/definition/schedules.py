@@ -20,6 +20,9 @@ from mosaic_tasks.definition.terms import MOST_USD, check_tenant
 
 NAME = r"^[a-z][a-z0-9-]*$"
 MOST_CAUGHT_UP = 1_000
+_MOST_CRON_CHARS = 1_000
+_YEARS = range(1970, 2900)
+"""Of start and end: what calendars and clocks can reckon with on all machines."""
 _FIELDS = "five fields, minute hour day month weekday, such as '0 7 * * MON'"
 _SOMETIME = datetime(2024, 1, 1)
 SOME_TICK: Mapping[str, str] = {
@@ -36,8 +39,8 @@ def _cron(text: str) -> str:
     Raises:
         ValueError: it does not.
     """
-    if len(text.split()) != 5:
-        raise ValueError(f"{text!r} is no cron expression; write {_FIELDS}")
+    if len(text) > _MOST_CRON_CHARS or len(text.split()) != 5:
+        raise ValueError(f"{text[:80]!r} is no cron expression; write {_FIELDS}")
     try:
         next(CronSim(text, _SOMETIME))
     except StopIteration:
@@ -87,11 +90,11 @@ def _moment(value: Any) -> Any:
     if not isinstance(text, str):
         raise ValueError(f"{value!r} is no time; write one such as '2026-12-01' or '2026-12-01T07:00'")
     try:
-        datetime.fromisoformat(text)
+        is_time = datetime.fromisoformat(text).year in _YEARS
     except ValueError:
-        raise ValueError(
-            f"{text!r} is no time; write one such as '2026-12-01' or '2026-12-01T07:00'"
-        ) from None
+        is_time = False
+    if not is_time:
+        raise ValueError(f"{text!r} is no time; write one such as '2026-12-01' or '2026-12-01T07:00'")
     return text
 
 
@@ -148,6 +151,9 @@ class ScheduleSpec(Part):
     )
     budget: float | None = Field(
         default=None, ge=0, le=MOST_USD, allow_inf_nan=False, description="US dollars that a run may cost"
+    )
+    webhook: str | None = Field(
+        default=None, description="where a worker tells each run's end, by a signed POST"
     )
 
     @model_validator(mode="after")

@@ -22,9 +22,11 @@ NodeName = Annotated[str, Path(description="The name of a node of the run's work
 class Problem(BaseModel):
     """What is wrong with a request (RFC 9457)."""
 
-    type: str = Field(examples=["about:blank"])
-    title: str = Field(examples=["Not Found"])
-    status: int = Field(examples=[404])
+    type: str = Field(
+        description="What kind of problem; `about:blank`: the status says it.", examples=["about:blank"]
+    )
+    title: str = Field(description="The status in words.", examples=["Not Found"])
+    status: int = Field(description="That of the answer.", examples=[404])
     detail: str = Field(description="A sentence for people.")
     errors: list[dict[str, Any]] | None = Field(
         default=None, description="Of a request that does not fit: where (`loc`) and why (`msg`)."
@@ -34,26 +36,26 @@ class Problem(BaseModel):
 class Started(BaseModel):
     """A run that was started, or that the idempotency key stands for."""
 
-    run_id: str
-    workflow: str
+    run_id: str = Field(description="The id of the run.")
+    workflow: str = Field(description="Its name.")
     is_new: bool = Field(description="False: it was there before.")
 
 
 class RunState(BaseModel):
     """How a run stands. Times are Unix milliseconds of the server."""
 
-    run_id: str
-    workflow: str
-    status: Status
-    created_ms: int
-    ended_ms: int | None
+    run_id: str = Field(description="The id of the run.")
+    workflow: str = Field(description="Its name.")
+    status: Status = Field(description="How it stands.")
+    created_ms: int = Field(description="When it was opened.")
+    ended_ms: int | None = Field(description="When it was over; null: it is not.")
     error: str = Field(description="Why it failed or was cancelled; else empty.")
 
 
 class RunPage(BaseModel):
     """Some runs, newest first."""
 
-    runs: list[RunState]
+    runs: list[RunState] = Field(description="At most `limit`.")
     next: str | None = Field(description="Give it as `before` for the next page; null: there is none.")
 
 
@@ -62,16 +64,18 @@ class NodeState(BaseModel):
 
     model_config = {"extra": "allow"}
 
-    name: str
-    kind: str
-    state: Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled", "cut"]
+    name: str = Field(description="Its name in the workflow.")
+    kind: str = Field(description="tool, task, agent or mixture.")
+    state: Literal["waiting", "ready", "running", "done", "skipped", "failed", "cancelled", "cut"] = Field(
+        description="How it stands."
+    )
     error: str = Field(description="Of the last attempt that failed.")
 
 
 class RunWhole(RunState):
     """How a run and each of its nodes stand; and what came of it."""
 
-    nodes: list[NodeState]
+    nodes: list[NodeState] = Field(description="In the order of the workflow.")
     output: Any = Field(description="Of a run that is done; else null.")
 
 
@@ -84,15 +88,15 @@ class NodeWhole(NodeState):
 class Explained(BaseModel):
     """What a node of a run waits for; `node` is empty where it is about the run."""
 
-    node: str
-    text: str
+    node: str = Field(description="Its name.")
+    text: str = Field(description="A sentence.")
 
 
 class Explanations(BaseModel):
     """What a run waits for."""
 
-    run_id: str
-    explanations: list[Explained]
+    run_id: str = Field(description="The id of the run.")
+    explanations: list[Explained] = Field(description="One for each node that is not over.")
 
 
 class Scored(BaseModel):
@@ -100,39 +104,39 @@ class Scored(BaseModel):
 
     model_config = {"extra": "allow"}
 
-    run: str
-    node: str
-    value: float
-    judged: dict[str, float]
+    run: str = Field(description="The id of the run.")
+    node: str = Field(description="The mixture.")
+    value: float = Field(description="How right its answer was.")
+    judged: dict[str, float] = Field(description="By expert.")
 
 
 class WorkflowCard(BaseModel):
     """A workflow that can be started."""
 
-    name: str
-    description: str
+    name: str = Field(description="What `POST /v1/runs` calls `workflow`.")
+    description: str = Field(description="As its file says it.")
     inputs: dict[str, Any] = Field(description="JSON Schema of its inputs.")
 
 
 class WorkflowPage(BaseModel):
     """The workflows that can be started."""
 
-    workflows: list[WorkflowCard]
+    workflows: list[WorkflowCard] = Field(description="By name.")
 
 
 class WorkflowNode(BaseModel):
     """A node of a workflow."""
 
-    name: str
-    kind: str
-    description: str
+    name: str = Field(description="Its name.")
+    kind: str = Field(description="tool, task, agent or mixture.")
+    description: str = Field(description="As the file says it.")
 
 
 class WorkflowWhole(WorkflowCard):
     """A workflow and its graph."""
 
     output: str = Field(description="The node whose output is the result.")
-    nodes: list[WorkflowNode]
+    nodes: list[WorkflowNode] = Field(description="In the order of the file.")
     mermaid: str = Field(description="The graph as a Mermaid flowchart.")
 
 

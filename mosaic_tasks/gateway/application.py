@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from mosaic_queues.settings import settings
+from mosaic_tasks.access.gates import stands
 from mosaic_tasks.gateway import describing, health, metrics, problems, runs, streams, workflows
 from mosaic_tasks.gateway.callers import Gateway
 from mosaic_tasks.gateway.completions import routes as completions
@@ -30,7 +32,7 @@ def application(gateway: Gateway, *, hosts: Collection[str] = ()) -> FastAPI:
         hosts: names by which it may be called; empty: any.
     """
     web, config = FastAPI(docs_url=None, redoc_url=None), settings()
-    web.state.gateway, web.state.readers = gateway, Readers()
+    web.state.gateway, web.state.readers = gateway, Readers(partial(stands, gateway.app))
     problems.install(web)
     describing.install(web)
     body_bytes, patience_s = config.gateway_body_bytes, config.gateway_patience_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from mosaic_tasks.access.quotas import Quotas, Start, quotas_of
 from mosaic_tasks.access.sessions import Sessions
 from mosaic_tasks.client import Run, get_run
 from mosaic_tasks.gateway.catalog import Catalog
+from mosaic_tasks.gateway.readers import PRINCIPAL
 
 COOKIE = "mosaic_session"
 """Holds the token of a browser's session."""
@@ -66,7 +67,11 @@ def gateway_of(request: Request) -> Gateway:
     return cast("Gateway", request.app.state.gateway)
 
 
-Here = Annotated[Gateway, Depends(gateway_of)]
+async def _here(request: Request) -> Gateway:  # a plain function would be called in a thread
+    return gateway_of(request)
+
+
+Here = Annotated[Gateway, Depends(_here)]
 
 
 def caller(scope: Scope) -> Callable[..., Principal]:
@@ -83,6 +88,7 @@ def caller(scope: Scope) -> Callable[..., Principal]:
             principal = _who(request, gateway, shown.credentials if shown else None)
         with _told_to(gateway.audit, deed, principal):
             principal.require(scope)
+        setattr(request.state, PRINCIPAL, principal)
         if request.method not in SAFE_METHODS:
             gateway.audit.allowed(principal, deed)
         return principal
@@ -107,18 +113,40 @@ class Starting(NamedTuple):
         self.audit.came_of(self.principal, Deed("run.opened", self.principal.address, run_id))
 
 
-def starter(scope: Scope = "submit") -> Callable[..., Iterator[Starting]]:
-    """A dependency: who asks, has this scope, and whose tenant may start one more run."""
+class Starter(NamedTuple):
+    """Somebody who has the scope to start runs.
+
+    Attributes:
+        principal: who.
+    """
+
+    principal: Principal
+    gateway: Gateway
+    deed: Deed
+
+    @contextmanager
+    def starting(self) -> Iterator[Starting]:
+        """Around the start of a run. Calls the server: leave it to a thread.
+
+        Raises:
+            QuotaExceeded: the tenant may start none now.
+        """
+        principal, audit = self.principal, self.gateway.audit
+        with _told_to(audit, self.deed, principal), self.gateway.quotas.start(principal) as start:
+            yield Starting(principal, start, audit)
+
+
+def starter(scope: Scope = "submit") -> Callable[..., Coroutine[Any, Any, Starter]]:
+    """A dependency: who asks, and has this scope; whether the tenant may start one more run is seen when it does."""
 
     who = caller(scope)
 
-    def admitted(
+    async def admitted(
         request: Request,
         gateway: Here,
         principal: Principal = Depends(who),  # noqa: B008
-    ) -> Iterator[Starting]:
-        with _told_to(gateway.audit, _deed(request), principal), gateway.quotas.start(principal) as start:
-            yield Starting(principal, start, gateway.audit)
+    ) -> Starter:
+        return Starter(principal, gateway, _deed(request))
 
     return admitted
 

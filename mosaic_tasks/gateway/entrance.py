@@ -83,6 +83,9 @@ class Entrance:
             )
         if len(scope["query_string"]) > MOST_QUERY_BYTES:
             raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, "the query is too long")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            told = "the length of the body is told in two ways, which a proxy may understand otherwise (smuggling)"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, told, headers={"Connection": "close"})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._body_bytes:
             raise _too_large(self._body_bytes)
@@ -107,7 +110,7 @@ def _too_large(most_bytes: int) -> HTTPException:
 
 async def _refuse(error: HTTPException, scope: Scope, receive: Receive, answer: _Answer) -> None:
     if not answer.has_begun:
-        response = problem(HTTPStatus(error.status_code), error.detail)
+        response = problem(HTTPStatus(error.status_code), error.detail, headers=error.headers)
         await response(scope, receive, answer.send)
 
 

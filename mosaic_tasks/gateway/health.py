@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mosaic_queues.connection import server_errors
 from mosaic_tasks.execution.process import ledger_url, process_for
@@ -18,7 +18,9 @@ router = APIRouter(prefix="/health", tags=["health"], responses=problems(414, 42
 class Health(BaseModel):
     """It goes well."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"] = Field(
+        default="ok", description="Whatever else is told by the status of the answer."
+    )
 
 
 @router.get("/live", operation_id="live", summary="Whether the process answers")

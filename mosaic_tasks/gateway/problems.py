@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 STATUS: dict[type[errors.MosaicError], HTTPStatus] = {
     errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.ProviderUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Forbidden: HTTPStatus.FORBIDDEN,
     errors.QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.UnknownRun: HTTPStatus.NOT_FOUND,
@@ -57,7 +58,7 @@ def told(error: Exception) -> JSONResponse:
     if status is None:
         log.error("gateway.failed", what="a request met an error of ours", exc_info=error)
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, _OWN_FAULT)
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if isinstance(error, errors.ServerError):
         log.warning("gateway.away", what="the server does not serve", error=str(error))
         return problem(status, _AWAY, headers={"Retry-After": str(AGAIN_S)})
     return problem(status, str(error), headers=_headers(error))
@@ -66,7 +67,7 @@ def told(error: Exception) -> JSONResponse:
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
-    if isinstance(error, errors.QuotaExceeded):
+    if isinstance(error, errors.QuotaExceeded | errors.ProviderUnavailable):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
     return {}
 

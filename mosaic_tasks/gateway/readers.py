@@ -2,7 +2,8 @@
 
 A reader that does not read blocks its own sending alone: nothing is gathered for it beyond what the transport and the
 socket hold, since what it lacks stays in the server. When it has read nothing for too long, it is dropped. One that is
-gone is noticed at once. When the gateway stops, all are told to read on elsewhere, from the last id that they have.
+gone is noticed at once. When the gateway stops, all are told to read on elsewhere, from the last id that they have; so
+is one whose key was revoked, or whose token is over, within `CHECK_S`: it is not let in again.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 from fastapi import Response
 from redis.exceptions import RedisError
 from starlette.types import Receive, Scope, Send
 
 from mosaic_queues.errors import MosaicError
+from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.inspection.documents import to_json
 from mosaic_tasks.inspection.reading import AsyncReading
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+PRINCIPAL = "principal"
+"""Where the state of a request holds who asks."""
 EVENT_STREAM = "text/event-stream"
 RETRY_MS = 1_000
 """A browser that loses its connection comes again after so long."""
@@ -32,7 +37,11 @@ _SENT_BYTES = 65_536
 _STOP_S = 1.0
 HERE = b": here\n\n"
 """Said in a long silence, so that proxies and readers know that the connection lives."""
-_ELSEWHERE = b": the gateway stops or its server is away; read on from the last id\n\n"
+_ELSEWHERE = (
+    b": the gateway stops, its server is away, or who reads may not any more; read on from the last id\n\n"
+)
+CHECK_S = 3.0
+"""Whether those who read still may is asked so often."""
 
 
 def frame(kind: str, data: object, *, event_id: str = "") -> bytes:
@@ -92,26 +101,62 @@ class Stream(Protocol):
 
 
 class Readers:
-    """The readers of this process."""
+    """The readers of this process.
 
-    def __init__(self) -> None:
-        self._open: set[Stream] = set()
+    Args:
+        stands: whether what a principal has shown is still worth something; asks the server.
+        check_s: it is asked so often.
+    """
+
+    def __init__(
+        self, stands: Callable[[Principal], bool] = lambda _: True, *, check_s: float = CHECK_S
+    ) -> None:
+        self._stands, self._check_s = stands, check_s
+        self._open: dict[Stream, Principal | None] = {}
+        self._checking: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, stream: Stream) -> None:
-        """It is read."""
-        self._open.add(stream)
+    def add(self, stream: Stream, principal: Principal | None = None) -> None:
+        """It is read, by this one."""
+        self._open[stream] = principal
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check())
 
     def drop(self, stream: Stream) -> None:
         """It is read no more."""
-        self._open.discard(stream)
+        self._open.pop(stream, None)
+        if not self._open and self._checking is not None:
+            self._checking.cancel()
+            self._checking = None
 
     def stop(self) -> None:
         """Ends all, as the gateway does."""
         for stream in self._open:
             stream.stop()
+
+    async def _check(self) -> None:
+        """Ends the streams of those who may not read any more."""
+        while True:
+            await asyncio.sleep(self._check_s)
+            shown = {_shown(each) for each in self._open.values() if each is not None}
+            over = await asyncio.to_thread(self._over, shown)
+            for stream, principal in list(self._open.items()):
+                if principal is not None and _shown(principal) in over:
+                    stream.stop()
+
+    def _over(self, shown: Iterable[Principal]) -> set[Principal]:
+        try:
+            return {each for each in shown if not self._stands(each)}
+        except (RedisError, MosaicError) as error:
+            log.warning("gateway.check", what="cannot see who may read; asks again", error=str(error))
+            return set()
+
+
+def _shown(principal: Principal) -> Principal:
+    """From wherever it asks, it has shown the same."""
+    return msgspec.structs.replace(principal, address="")
 
 
 class EventStream(Response):
@@ -140,13 +185,13 @@ class EventStream(Response):
         self.status_code, self.background = 200, None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it to its end, or until its reader is gone, asleep or sent elsewhere."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._held)
             await stack.enter_async_context(aclosing(self._body))
             stack.callback(self._readers.drop, self)
-            self._readers.add(self)
+            self._readers.add(self, scope.get("state", {}).get(PRINCIPAL))
             self._writing = asyncio.create_task(self._write(send))
             await until_either(self._writing, asyncio.create_task(_gone(receive)))
             if self._is_stopped:
@@ -198,4 +243,15 @@ async def until_either(*tasks: asyncio.Task[None]) -> None:
             task.result()
 
 
-__all__ = ["EVENT_STREAM", "HERE", "RETRY_MS", "EventStream", "Readers", "frame", "frames", "until_either"]
+__all__ = [
+    "CHECK_S",
+    "EVENT_STREAM",
+    "HERE",
+    "PRINCIPAL",
+    "RETRY_MS",
+    "EventStream",
+    "Readers",
+    "frame",
+    "frames",
+    "until_either",
+]

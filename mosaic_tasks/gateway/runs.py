@@ -34,7 +34,7 @@ from mosaic_tasks.gateway.answers import (
     run_state,
 )
 from mosaic_tasks.gateway.bodies import StrictRoute
-from mosaic_tasks.gateway.callers import Here, Starting, caller, run_seen_by, starter
+from mosaic_tasks.gateway.callers import Here, Starter, caller, run_seen_by, starter
 from mosaic_tasks.inspection.listing import Wanted, page_of_runs
 from mosaic_tasks.submission import submit_to
 
@@ -119,16 +119,17 @@ class Verdict(Asked):
 def submit_run(
     body: Submission,
     here: Here,
-    starting: Annotated[Starting, Depends(starter())],
+    starter: Annotated[Starter, Depends(starter())],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Starts a run of a workflow of this gateway, on the account of whoever asks."""
     workflow = here.catalog.named(body.workflow)
-    terms = body.terms(starting.principal.tenant)
-    run_id, is_new = submit_to(
-        here.app, workflow, body.inputs, key=idempotency_key, terms=terms, webhook=body.webhook
-    )
-    starting.opened(run_id)
+    terms = body.terms(starter.principal.tenant)
+    with starter.starting() as starting:
+        run_id, is_new = submit_to(
+            here.app, workflow, body.inputs, key=idempotency_key, terms=terms, webhook=body.webhook
+        )
+        starting.opened(run_id)
     return document(
         {"run_id": run_id, "workflow": workflow.name, "is_new": is_new},
         status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
@@ -221,12 +222,13 @@ def cancel_run(run_id: RunId, here: Here, principal: Ender) -> Response:
     responses={**OF_RUNS, **OF_BODIES, 200: {"model": RunState}},
 )
 def rerun_node(
-    run_id: RunId, body: Again, here: Here, starting: Annotated[Starting, Depends(starter("cancel"))]
+    run_id: RunId, body: Again, here: Here, starter: Annotated[Starter, Depends(starter("cancel"))]
 ) -> Response:
     """Runs a node and all that depends on it again; the rest is kept."""
-    run = run_seen_by(starting.principal, run_id, here)
-    run.rerun(body.node)
-    starting.opened(run_id)
+    run = run_seen_by(starter.principal, run_id, here)
+    with starter.starting() as starting:
+        run.rerun(body.node)
+        starting.opened(run_id)
     return document(run_state(run.record()))
 
 

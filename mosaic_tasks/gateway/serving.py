@@ -14,25 +14,33 @@ from typing import NamedTuple
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
 
 from mosaic_queues.connection import server_errors
 from mosaic_queues.errors import ConfigurationError
+from mosaic_queues.following import BLOCK_S
 from mosaic_queues.settings import settings
 from mosaic_tasks.access.addresses import is_loopback
 from mosaic_tasks.access.gates import OpenGate, gate_for
 from mosaic_tasks.app import app
-from mosaic_tasks.execution.process import close_all, ledger_url
+from mosaic_tasks.execution.process import Process, close_all, ledger_url, process_for
 from mosaic_tasks.gateway.application import application
 from mosaic_tasks.gateway.callers import Gateway
 from mosaic_tasks.gateway.catalog import Catalog
+from mosaic_tasks.gateway.connections import PatientProtocol
 from mosaic_tasks.gateway.entrance import LOOPBACK
 from mosaic_tasks.gateway.readers import Readers
 
+ANSWER_S = BLOCK_S + 2.0
+"""A server that takes longer to answer is away, as one that hangs: its clients are told so, and no request waits on."""
 STOP_S = 10
 """Requests under way get so long to end."""
 THREADS = 6
 """So many requests are worked on at once. More would wait for Python's lock instead, and each handing over of it costs:
 with 40 threads, the default, a submission takes a third more of the processor."""
+_PAUSES = ExponentialWithJitterBackoff(cap=2.0, base=0.05)
 _SENT_BYTES = 131_072
 """The system holds so much for a client that does not read."""
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -73,6 +81,7 @@ def gateway_at(
     catalog = Catalog.of(paths)
     try:
         with server_errors(ledger_url(app)):
+            _hurry(process_for(app))
             gate = gate_for(app, host=host, required=require_key)
         names = {*LOOPBACK, host.lower()} if is_loopback(host) else set[str]()
         hosts = {*names, *map(str.lower, allowed_hosts)} if names or allowed_hosts else ()
@@ -85,6 +94,18 @@ def gateway_at(
             yield Ready(_url_of(sock), isinstance(gate, OpenGate), run)
     finally:
         close_all()
+
+
+def _hurry(process: Process, answer_s: float = ANSWER_S) -> None:
+    """Has the server's answers awaited for less long than a worker does, a minute and again and again: who asks over
+    HTTP does not wait so long. A connection that breaks is made anew as elsewhere."""
+    pool = process.client.connection_pool
+    patient = process.client.get_retry()
+    pool.set_retry(Retry(_PAUSES, patient.get_retries() if patient else 0, (RedisConnectionError,)))
+    for each in (pool, process.once.connection_pool):
+        each.connection_kwargs["socket_timeout"] = answer_s
+        each.disconnect()
+        each.reset()  # a connection that is there keeps its own patience
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -131,6 +152,7 @@ def _serve(
     )  # what counts is logged by us, with its request
     config = uvicorn.Config(
         web,
+        http=PatientProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, events_of, is_after
-from mosaic_queues.following import Found
+from mosaic_queues.following import Found, last_entry
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.streams import position_of
 
@@ -61,8 +60,7 @@ class Happenings:
             self.is_over = not (is_running or self._may_be_over)
 
     def _last_entry(self) -> str:
-        found: Any = self._ledger.client.xrevrange(self._stream, count=1)
-        return str(found[0][0].decode()) if found else _NOTHING
+        return last_entry(self._ledger.client, self._stream)
 
 
 def _before(event_id: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 from mosaic_queues.content import contents_of
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, read_events
-from mosaic_queues.following import Following, Found
+from mosaic_queues.following import Following, Found, last_entry
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.streams import ENTRIES_READ, Chunk, chunks_of, position_of
@@ -71,8 +71,7 @@ class Source(NamedTuple):
 
     def last_entry(self, stream: str) -> str:
         """The id of the latest entry of one of the run's streams."""
-        found: Any = self.ledger.client.xrevrange(stream, count=1)
-        return str(found[0][0].decode()) if found else _NOTHING
+        return last_entry(self.ledger.client, stream)
 
     def is_run_over(self) -> bool:
         """Whether nothing more can come."""

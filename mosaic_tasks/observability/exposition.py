@@ -82,8 +82,10 @@ def _gauge(gauge: Gauge, rows: _Rows) -> Metric:
     return family
 
 
-def _counter(figure: Figure, tallies: Iterable[Tally]) -> Metric:
+def _counter(figure: Figure, tallies: Sequence[Tally]) -> Metric:
     family = CounterMetricFamily(f"mosaic_{figure.name}", figure.about, labels=figure.labels)
+    if not (figure.labels or tallies):
+        family.add_metric((), 0.0)  # its first increase would not be seen, had it not been there before
     for tally in tallies:
         family.add_metric(tally.values, tally.amount)
     return family

@@ -64,6 +64,7 @@ LOSSES = _counter("losses", "Calls whose process died, and that were taken back.
 HEDGES = _counter("hedges", "Calls that were asked a second time elsewhere.")
 SWEEPS = _counter("sweeps", "Rounds of the sweeper.")
 MENDED = _counter("mended", "Calls that the sweeper published again.")
+SPANS_LOST = _counter("spans_lost", "Spans of traces that the collector did not take, or not in time.")
 DECIDED = _counter(
     "mixture_decided", "Mixtures that came to an end, by what decided.", "workflow", "node", "by"
 )

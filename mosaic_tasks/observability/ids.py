@@ -13,7 +13,7 @@ from typing import TypeGuard
 _RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RANDOM_BITS = 56
 """The last bits of a trace id are by chance, as W3C's Trace Context (level 2) has it; a UUIDv7 keeps to that."""
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 def is_run(text: object) -> TypeGuard[str]:

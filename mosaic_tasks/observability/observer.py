@@ -46,6 +46,8 @@ class Observer:
 
     def flush(self) -> None:
         """Adds what was counted to what all processes counted; where the server is away, the next time."""
+        if self.tracer is not None:
+            self.tallies.add(figures.SPANS_LOST, amount=self.tracer.take_lost())
         try:
             self.tallies.flush(self._client, self._keys)
         except RedisError as error:
@@ -56,6 +58,7 @@ class Observer:
         self.flush()
         if self.tracer is not None:
             self.tracer.close()
+            self.flush()
 
     def submitted(self, run_id: str, workflow: str, *, origin: str, start_ns: int) -> None:
         """A run was opened here, in the course of the span `origin`."""

@@ -9,11 +9,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import structlog
 
 from mosaic_tasks.observability import figures, names
 from mosaic_tasks.observability.current import Current, current
 from mosaic_tasks.observability.ids import span_of
-from mosaic_tasks.observability.spans import Attribute, Span
+from mosaic_tasks.observability.spans import Attribute, Span, plain
+
+log = structlog.get_logger(__name__)
+
+CONTENT_CHARS = 16_384
+"""So much of each message is told, where content is."""
 
 
 class Asked:
@@ -53,7 +59,15 @@ def asking(engine: str, question: Any, *, server: str = "") -> Iterator[Asked]:
         raise
     finally:
         if call is not None:
-            _tell(call, asked, error)
+            _try_to_tell(call, asked, error)
+
+
+def _try_to_tell(call: Current, asked: Asked, error: str) -> None:
+    try:
+        _tell(call, asked, error)
+    except Exception as unfit:  # noqa: BLE001 - a lost picture must not lose an answer
+        what = "nothing is told of a question to an engine"
+        log.warning("requests.lost", what=what, engine=asked.engine, error=type(unfit).__name__)
 
 
 def _tell(call: Current, asked: Asked, error: str) -> None:
@@ -140,9 +154,8 @@ def _content_of(asked: Asked) -> dict[str, Attribute]:
 
 
 def _messages(said: Any) -> str:
-    return msgspec.json.encode(
-        [{"role": role, "parts": [{"type": "text", "content": content}]} for role, content in said]
-    ).decode()
+    told = ((role, {"type": "text", "content": plain(content, CONTENT_CHARS)}) for role, content in said)
+    return msgspec.json.encode([{"role": role, "parts": [part]} for role, part in told]).decode()
 
 
 __all__ = ["Asked", "asking"]

@@ -11,6 +11,8 @@ Kind = Literal["internal", "client", "producer", "consumer"]
 Link = tuple[int, int]
 """Trace and span."""
 MOST_LINKS = 64
+_ERROR_CHARS = 1_000
+"""Class names stand at the beginning."""
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*(?:\.\w+)*)(?=:|$)")
 _PLACE = re.compile(r"\Anode '[^']*'(?:, item \d+)?: ")
 
@@ -37,12 +39,17 @@ class Span(NamedTuple):
     error: str = ""
 
 
+def plain(text: str, most_chars: int) -> str:
+    """The beginning of a text, as UTF-8 can hold it."""
+    return text[:most_chars].encode(errors="replace").decode()
+
+
 def error_type(told: str) -> str:
     """What kind of error a failure tells of: the last of the class names before its words, which may quote data.
 
     "node 'a': ToolError: ValueError: no such key" is a `ValueError`.
     """
-    rest, kind = _PLACE.sub("", told), ""
+    rest, kind = _PLACE.sub("", told[:_ERROR_CHARS]), ""
     while (found := _ERROR.match(rest)) is not None:
         kind = found[0]
         if not rest[found.end() :].startswith(": "):
@@ -51,4 +58,4 @@ def error_type(told: str) -> str:
     return kind or "error"
 
 
-__all__ = ["MOST_LINKS", "Attribute", "Kind", "Link", "Span", "error_type"]
+__all__ = ["MOST_LINKS", "Attribute", "Kind", "Link", "Span", "error_type", "plain"]

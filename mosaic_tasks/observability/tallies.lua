@@ -10,7 +10,8 @@ for i = 4, #ARGV, 3 do
   if redis.call('HEXISTS', KEYS[1], field) == 0 then
     if left > 0 then left = left - 1 else field = ARGV[i + 1] end
   end
-  redis.call('HINCRBYFLOAT', KEYS[1], field, ARGV[i + 2])
+  -- What cannot be added is left out: an error here would have the rest of the batch counted again and again.
+  redis.pcall('HINCRBYFLOAT', KEYS[1], field, ARGV[i + 2])
 end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[1], 'EX', 3600)

@@ -18,6 +18,7 @@ from redis import Redis
 from mosaic_queues.keys import Keys
 from mosaic_queues.liveness import incarnation
 from mosaic_tasks.observability.figures import FIGURES, Figure
+from mosaic_tasks.observability.spans import plain
 
 _LUA = resources.files("mosaic_tasks.observability").joinpath("tallies.lua").read_text("utf-8")
 _EXPIRY_S = 30 * 24 * 3600
@@ -27,6 +28,9 @@ _MOST = 10_000
 SUM = -1
 """The place of a histogram's sum, among those of its buckets."""
 _AT_ONCE = 1_000
+_MOST_AMOUNT = 1e15
+_NAME_CHARS = 200
+"""Of a name that users chose; what comes behind does not tell names apart."""
 Series = tuple[str, tuple[str, ...], int]
 """A figure, values of its labels, and a place as `Tally` has it."""
 
@@ -54,14 +58,15 @@ class Tallies:
         self._lock, self._flushing = threading.Lock(), threading.Lock()
 
     def add(self, figure: Figure, *values: str, amount: float = 1.0) -> None:
-        """Counts something."""
-        if amount:
+        """Counts something; what is no amount, or would have the sum go back, is left out."""
+        if 0 < amount < _MOST_AMOUNT:
             with self._lock:
                 series = (figure.name, values, 0)
                 self._counts[series] = self._counts.get(series, 0.0) + amount
 
     def observe(self, figure: Figure, seconds: float, *values: str) -> None:
-        """Counts something that took so long."""
+        """Counts something that took so long; by a clock that was set back, no time."""
+        seconds = max(seconds, 0.0)
         with self._lock:
             counts = self._counts
             bucket, total = (figure.name, values, figure.bucket_of(seconds)), (figure.name, values, SUM)
@@ -94,7 +99,8 @@ class Tallies:
 def _fields(series: Series) -> Iterable[str]:
     name, values, place = series
     for named in (values, FIGURES[name].capped(values)):
-        yield msgspec.json.encode((name, named, place)).decode()
+        told = [plain(value, _NAME_CHARS) for value in named]
+        yield msgspec.json.encode((name, told, place)).decode()
 
 
 def tallies_key(keys: Keys) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from mosaic_queues.errors import ConfigurationError
 from mosaic_tasks.observability.ids import is_in_ratio
-from mosaic_tasks.observability.spans import Span
+from mosaic_tasks.observability.spans import Attribute, Span, plain
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -27,6 +27,11 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 SAMPLER, SAMPLER_ARG = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The variable by which prompts and answers are told, too."""
+QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE"
+_QUEUED = 2048
+"""So many spans wait at most to be sent, unless that variable says another number."""
+_MOST_CHARS = 100_000
+_MOST_INT = (1 << 63) - 1
 LAST_S = 2.0
 """A process that ends waits so long for its last spans to be sent."""
 _SCOPE = "mosaic_tasks"
@@ -35,7 +40,7 @@ _INSTALL = "pip install 'mosaic-tasks[tracing]'"
 
 class Tracer:
     """Sends the spans of this process. Nothing that is called here waits for the collector; what does not fit into the
-    queue of its batches is dropped, and logged.
+    queue of its batches is dropped, logged and counted, as is what the collector does not take.
 
     Args:
         ratio: this part of all runs is traced.
@@ -52,7 +57,9 @@ class Tracer:
         service = os.environ.get("OTEL_SERVICE_NAME") or _SCOPE
         self._resource = Resource.create({"service.name": service, "process.pid": os.getpid()})
         self._scope = InstrumentationScope(_SCOPE)
-        self._batches = BatchSpanProcessor(OTLPSpanExporter())
+        self._sending = _Sending(OTLPSpanExporter(), most=_queue_size())
+        exporter: Any = self._sending  # it has what is needed of one
+        self._batches = BatchSpanProcessor(exporter, max_queue_size=self._sending.most)
         atexit.register(self.close)
 
     def is_kept(self, trace: int) -> bool:
@@ -64,9 +71,15 @@ class Tracer:
         if not self.is_kept(span.trace):
             return
         try:
-            self._batches.on_end(self._readable(span))
+            readable = self._readable(span)
+            self._sending.comes()
+            self._batches.on_end(readable)
         except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
             log.warning("tracing.lost", what="a span is lost", span=span.name, error=type(error).__name__)
+
+    def take_lost(self) -> int:
+        """How many spans were lost since the last time."""
+        return self._sending.take_lost()
 
     def close(self) -> None:
         """Sends what is left, unless that takes long: then it is left behind."""
@@ -84,14 +97,15 @@ class Tracer:
         def context(trace: int, identity: int) -> SpanContext:
             return SpanContext(trace, identity, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
-        attributes, raised = dict(span.attributes), list[Event]()
+        attributes = {name: _sendable(value) for name, value in span.attributes.items()}
+        raised = list[Event]()
         status = Status(StatusCode.UNSET)
         if span.error:
             attributes[names.ERROR_TYPE] = span.error
             raised = [Event("exception", {names.EXCEPTION_TYPE: span.error}, span.end_ns)]
             status = Status(StatusCode.ERROR, span.error)
         return ReadableSpan(
-            span.name,
+            plain(span.name, _MOST_CHARS),
             context(span.trace, span.id),
             context(span.trace, span.parent) if span.parent is not None else None,
             self._resource,
@@ -104,6 +118,63 @@ class Tracer:
             end_time=max(span.end_ns, span.start_ns),
             instrumentation_scope=self._scope,
         )
+
+
+class _Sending:
+    """An exporter, which counts what is lost: what it fails to send, and what does not fit into the queue before it.
+
+    Args:
+        most: spans in the queue.
+    """
+
+    def __init__(self, exporter: Any, *, most: int) -> None:
+        self._exporter, self.most = exporter, most
+        self._waiting = self._lost = 0
+        self._lock = threading.Lock()
+
+    def comes(self) -> None:
+        """A span is added to the queue; the oldest goes where that is full."""
+        with self._lock:
+            is_full = self._waiting >= self.most
+            self._waiting += not is_full
+            self._lost += is_full
+
+    def export(self, spans: Sequence[ReadableSpan]) -> Any:
+        """Sends these, which were in the queue."""
+        result = None
+        with self._lock:
+            self._waiting -= len(spans)
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is None or result.name != "SUCCESS":
+                with self._lock:
+                    self._lost += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Sends nothing more."""
+        self._exporter.shutdown()
+
+    def take_lost(self) -> int:
+        """How many since the last time."""
+        with self._lock:
+            lost, self._lost = self._lost, 0
+        return lost
+
+
+def _queue_size() -> int:
+    given = os.environ.get(QUEUE_SIZE, "")
+    return int(given) if given.isdecimal() and int(given) else _QUEUED
+
+
+def _sendable(value: Attribute) -> Attribute:
+    """A value as the protocol can hold it: one that it cannot would take the whole batch with it."""
+    if isinstance(value, str):
+        return plain(value, _MOST_CHARS)
+    if isinstance(value, Sequence):
+        return [plain(part, _MOST_CHARS) for part in value]
+    return value if abs(value) <= _MOST_INT else str(value)
 
 
 def open_tracer(wanted: bool | None, environ: Mapping[str, str] = os.environ) -> Tracer | None:

@@ -1,1 +1,1 @@
-"""Reports of batches: JSONL, Markdown, HTML, PDF, into a folder or an object store; and webhooks that tell of them."""
+"""Reports of batches: JSONL, Markdown, HTML, PDF, into a folder or an object store."""

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from redis import Redis
+from redis.client import Pipeline
 from redis.commands.core import Script
 from redis.exceptions import RedisError
 
@@ -38,11 +39,13 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
         workflow: its name.
         plan: content hash of its plan, terms included.
         inputs: of its runs, as templates.
+        webhook: the URL that is told their ends.
     """
 
     workflow: str
     plan: str
     inputs: dict[str, Any] = {}
+    webhook: str | None = None
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -191,10 +194,16 @@ class Schedules:
     def note_by_hand(self, name: str, run_id: str) -> None:
         """Notes a run that somebody started from a schedule."""
         started = Started(run_id, server_ms(self._client) // 1000)
-        with self._client.pipeline() as pipe:
-            pipe.lpush(self._runs(name), msgspec.json.encode(started))
-            pipe.ltrim(self._runs(name), 0, KEPT_RUNS - 1)
-            pipe.execute()
+
+        def change(pipe: Pipeline) -> None:
+            if pipe.exists(
+                self._key(name)
+            ):  # a schedule that was removed leaves no runs to another of its name
+                pipe.multi()
+                pipe.lpush(self._runs(name), msgspec.json.encode(started))
+                pipe.ltrim(self._runs(name), 0, KEPT_RUNS - 1)
+
+        self._client.transaction(change, self._key(name))
 
     def pause(self, name: str) -> bool:
         """Has it start nothing until it goes on; False: it does already.
@@ -202,8 +211,14 @@ class Schedules:
         Raises:
             InputError: there is no such schedule.
         """
-        self._check(name)
-        return bool(self._client.hset(self._key(name), "paused", "1"))
+
+        def change(pipe: Pipeline) -> None:
+            self._check(name)
+            pipe.multi()
+            pipe.hset(self._key(name), "paused", "1")
+
+        (is_new,) = cast("list[int]", self._client.transaction(change, self._key(name)))
+        return bool(is_new)
 
     def resume(self, name: str) -> bool:
         """Has it go on, with the ticks from now on; False: it was not paused.
@@ -211,13 +226,18 @@ class Schedules:
         Raises:
             InputError: there is no such schedule.
         """
-        self._check(name)
-        if not self._client.hexists(self._key(name), "paused"):
-            return False
-        with self._client.pipeline() as pipe:
-            pipe.hset(self._key(name), "last", str(server_ms(self._client) // 1000))
-            pipe.hdel(self._key(name), "paused", "problem")
-            return bool(pipe.execute()[1])
+        now_s = server_ms(self._client) // 1000
+
+        def change(pipe: Pipeline) -> None:
+            self._check(name)
+            if not pipe.hexists(self._key(name), "paused"):
+                return
+            is_ahead = int(pipe.hget(self._key(name), "ran") or 0) > now_s  # the clock was set back since
+            pipe.multi()
+            pipe.hset(self._key(name), "last", str(now_s))
+            pipe.hdel(self._key(name), "paused", "problem", *(["ran"] if is_ahead else []))
+
+        return bool(self._client.transaction(change, self._key(name)))
 
     def remove(self, name: str) -> None:
         """Forgets it. Its runs go on.

@@ -22,6 +22,7 @@ from mosaic_tasks.execution.process import Process
 from mosaic_tasks.scheduling.schedules import Put, Said, Schedule, Schedules
 from mosaic_tasks.scheduling.ticks import Timing, previous
 from mosaic_tasks.submission import open_run, plan_for
+from mosaic_tasks.webhooks.targets import check_url
 
 
 def put_schedule(schedules: Schedules, name: str, workflow: Workflow) -> Put:
@@ -29,13 +30,15 @@ def put_schedule(schedules: Schedules, name: str, workflow: Workflow) -> Put:
 
     Raises:
         DefinitionError: the workflow is wrong, or the inputs of one of its schedules do not fit.
-        InputError: the name is that of another workflow's or tenant's schedule.
+        InputError: the name is that of another workflow's or tenant's schedule, or its webhook may not be told.
     """
     spec = workflow.schedules[name]
+    if spec.webhook is not None:
+        check_url(spec.webhook)
     terms = Terms(priority=spec.priority, budget_usd=spec.budget, tenant=spec.tenant)
     plan = terms.of(plan_for(workflow))
     data = plan.encode()
-    said = Said(workflow=workflow.name, plan=plan_hash(data), inputs=spec.inputs)
+    said = Said(workflow=workflow.name, plan=plan_hash(data), inputs=spec.inputs, webhook=spec.webhook)
     return schedules.put(name, said=said, timing=Timing.of(spec), plan=data, tenant=spec.tenant)
 
 
@@ -50,17 +53,17 @@ def start_tick(process: Process, schedule: Schedule, plan: Plan, tick: int, *, b
         InputError: the inputs do not fit.
         ServerError, redis.RedisError: the server does not answer.
     """
-    inputs = _inputs(schedule, plan, tick, before)
+    inputs, webhook = _inputs(schedule, plan, tick, before), schedule.said.webhook
     key = tick_key(schedule.name, tick)
     try:
-        return open_run(process, plan, inputs, key=key).run_id
+        return open_run(process, plan, inputs, key=key, webhook=webhook).run_id
     except InputError:
         found = _run_of(process, plan.tenant, key)
         if found is None:
             raise
         if _is_there(process, found):
             return found
-        return open_run(process, plan, inputs, key=_anew(key, plan)).run_id
+        return open_run(process, plan, inputs, key=_anew(key, plan), webhook=webhook).run_id
 
 
 def start_now(process: Process, schedule: Schedule, plan: Plan, now: int) -> str:
@@ -69,7 +72,8 @@ def start_now(process: Process, schedule: Schedule, plan: Plan, now: int) -> str
     Raises:
         BindingError, InputError, ServerError, redis.RedisError: as `start_tick`.
     """
-    return open_run(process, plan, _inputs(schedule, plan, now, schedule.ran)).run_id
+    inputs = _inputs(schedule, plan, now, schedule.ran)
+    return open_run(process, plan, inputs, webhook=schedule.said.webhook).run_id
 
 
 def tick_key(name: str, tick: int) -> str:

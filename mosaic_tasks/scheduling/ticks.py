@@ -179,6 +179,11 @@ def upcoming(timing: Timing, at: int, count: int) -> list[int]:
     return found
 
 
+def shown_at(at: int, zone: str) -> str:
+    """A moment for people: `2026-11-30 07:00:00+01:00 Europe/Berlin`."""
+    return f"{datetime.fromtimestamp(at, ZoneInfo(zone)).isoformat(sep=' ')} {zone}"
+
+
 def _cron_after(expression: str, zone: ZoneInfo, at: int) -> int | None:
     minute, hour = expression.split()[:2]
     is_elapsing = minute.startswith("*") or hour.startswith("*")
@@ -233,4 +238,4 @@ def _change(zone: ZoneInfo, after_s: int, upto_s: int) -> int | None:
     return None
 
 
-__all__ = ["Due", "Timing", "after", "due", "latest", "previous", "starts_at", "upcoming"]
+__all__ = ["Due", "Timing", "after", "due", "latest", "previous", "shown_at", "starts_at", "upcoming"]

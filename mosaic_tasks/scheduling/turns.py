@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from redis.exceptions import LockNotOwnedError, RedisError
@@ -18,12 +18,21 @@ from mosaic_queues.errors import ServerError
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.scheduling.schedules import Schedule, Schedules
 from mosaic_tasks.scheduling.starting import start_tick
-from mosaic_tasks.scheduling.ticks import due
+from mosaic_tasks.scheduling.ticks import after, due, shown_at
 
 log = structlog.get_logger(__name__)
 
 AGAIN_S = 10.0
 """A schedule whose tick could not be started is looked at again after so long."""
+AT_ONCE = 10
+"""So many ticks of a schedule are started in one look; then the others have their turn, and it is read again, as it may
+have been paused, changed or removed."""
+
+
+def is_ahead(schedule: Schedule, now_s: float) -> bool:
+    """Whether ticks will be left out, since later ones were decided about: by a clock that was set back since."""
+    first = after(schedule.timing, int(now_s))
+    return first is not None and first < schedule.last
 
 
 class Turns:
@@ -79,20 +88,40 @@ class Turns:
             return AGAIN_S
 
     def _start(self, schedule: Schedule, now_s: float) -> float:
+        if is_ahead(schedule, now_s):
+            return self._say_ahead(schedule)
         found = due(schedule.name, schedule.timing, last=schedule.last, now=now_s)
         if found.ticks:
-            plan, before = self._schedules.plan(schedule.name), schedule.ran
-            for tick in found.ticks:
-                self._hold()
-                run_id = start_tick(self._process, schedule, plan, tick, before=before)
-                self._note(schedule, last=tick, started=(tick, run_id))
-                log.info("schedule.started", schedule=schedule.name, tick=tick, run=run_id)
-                before = tick
+            self._start_ticks(schedule, found.ticks[:AT_ONCE])
         elif found.upto is not None:
             log.warning("schedule.skipped", what="ticks were missed and are left out", schedule=schedule.name)
             self._note(schedule, last=found.upto)
+        elif schedule.problem:
+            self._note(schedule)
         self._told.pop(schedule.name, None)
+        if len(found.ticks) > AT_ONCE:
+            return 0.0
         return math.inf if found.next_s is None else max(found.next_s - now_s, 0.0)
+
+    def _start_ticks(self, schedule: Schedule, ticks: Sequence[int]) -> None:
+        plan, before = self._schedules.plan(schedule.name), schedule.ran
+        for tick in ticks:
+            self._hold()
+            run_id = start_tick(self._process, schedule, plan, tick, before=before)
+            self._note(schedule, last=tick, started=(tick, run_id))
+            log.info("schedule.started", schedule=schedule.name, tick=tick, run=run_id)
+            before = tick
+
+    def _say_ahead(self, schedule: Schedule) -> float:
+        problem = (
+            f"the server's clock was set back: its ticks up to {shown_at(schedule.last, schedule.timing.zone)} are "
+            f"done, and nothing starts before that; to have it start now: mosaic schedule pause {schedule.name}, "
+            f"then mosaic schedule resume {schedule.name}"
+        )
+        self._tell(schedule.name, problem)
+        if schedule.problem != problem:
+            self._note(schedule, problem=problem)
+        return AGAIN_S
 
     def _note(
         self,

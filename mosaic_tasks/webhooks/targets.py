@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,8 +17,13 @@ Address = IPv4Address | IPv6Address
 MAX_URL_CHARS = 2048
 _METADATA: frozenset[Address] = frozenset([ip_address("168.63.129.16")])
 """Public by its number, but Azure's machines have secrets there; in other clouds that is link-local or private."""
+_SPECIAL = IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"), IPv6Network("3fff::/20")
+"""Set apart by IANA, which not every Python knows of; clouds have secrets in the first, too."""
+_UNICAST = IPv6Network("2000::/3")
+"""What of IPv6 is given out to the public."""
 _TRANSLATED = IPv6Network("64:ff9b::/96")
-_COMPATIBLE = IPv6Network("::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""The third quarter of IPv6 addresses that lead to the IPv4 address in the fourth."""
 _ADVICE = "MOSAIC_WEBHOOK_ALLOW names hosts and networks that are meant all the same"
 
 
@@ -150,8 +155,12 @@ def _is_in(address: Address, allowed: Allowed) -> bool:
 
 
 def _is_public(address: Address) -> bool:
-    inner = [address, *_embedded(address)]
-    return all(each.is_global and not each.is_multicast and each not in _METADATA for each in inner)
+    inner = _embedded(address)
+    if isinstance(address, IPv6Address) and address not in _UNICAST:
+        is_led_on = address in _TRANSLATED or address.ipv4_mapped is not None
+        return is_led_on and all(map(_is_public, inner))
+    is_set_apart = address in _METADATA or any(address in network for network in _SPECIAL)
+    return address.is_global and not address.is_multicast and not is_set_apart and all(map(_is_public, inner))
 
 
 def _embedded(address: Address) -> list[Address]:
@@ -159,6 +168,6 @@ def _embedded(address: Address) -> list[Address]:
     if isinstance(address, IPv4Address):
         return []
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in _TRANSLATED or address in _COMPATIBLE:
+    if address in _TRANSLATED or int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
         found.append(IPv4Address(int(address) & 0xFFFFFFFF))
     return [each for each in found if each is not None]

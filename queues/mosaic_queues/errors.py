@@ -19,6 +19,7 @@ MosaicError
  ├── InputError                the inputs given to a run do not fit the workflow
  ├── AccessError               whoever asks may not
  │    ├── Unauthenticated      nobody is known by what was shown
+ │    ├── ProviderUnavailable  the identity provider does not answer, so its tokens cannot be checked
  │    ├── Forbidden            the principal lacks a scope
  │    └── QuotaExceeded        the tenant has had its share; says when there is more
  ├── NoWorker                  nobody serves a queue that a run waits for
@@ -181,6 +182,20 @@ class Unauthenticated(AccessError):
 
     Remedy: show an API key that is valid, or a new token.
     """
+
+
+class ProviderUnavailable(AccessError):
+    """The identity provider does not answer, and what it told before does not suffice to check a token.
+
+    Remedy: ask again after `retry_after_s`; see whether the provider runs, and whether `MOSAIC_OIDC_ISSUER` is right.
+
+    Attributes:
+        retry_after_s: the provider is asked again in so many seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class Forbidden(AccessError):

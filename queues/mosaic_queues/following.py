@@ -39,6 +39,12 @@ Found = dict[str, list[Entry]]
 """New entries by the key of their stream."""
 
 
+def last_entry(client: Redis, stream: str) -> str:
+    """The id of the latest entry of a stream; `0-0`: it has none."""
+    found = cast("list[Entry]", client.xrevrange(stream, count=1))
+    return found[0][0].decode() if found else "0-0"
+
+
 def _spelled(position: Position) -> str:
     return f"{position[0]}-{position[1]}"
 

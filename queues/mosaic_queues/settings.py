@@ -16,12 +16,18 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOSAIC_", frozen=True)
 
-    redis_url: str | None = Field(default=None, description="Redis 6.2+ or Valkey; unset: an embedded server")
+    redis_url: str | None = Field(
+        default=None,
+        description="server of the ledger, and of the broker of `mosaic_tasks.app`: Redis 6.2+ or Valkey; "
+        "unset: an embedded one",
+    )
     home: Path = Field(
         default=Path(".mosaic"), description="directory of the embedded server and the local object store"
     )
     object_store: str | None = Field(
-        default=None, description="URL for large payloads (s3://..., file:///...); unset: HOME/objects"
+        default=None,
+        description="URL for large payloads (`s3://...`, `file:///...`); unset: `objects` in MOSAIC_HOME; workers on "
+        "several machines need a shared one",
     )
     namespace: str = Field(default="mosaic", pattern=r"^[A-Za-z0-9_.-]+$", description="prefix of every key")
     result_backend: bool = Field(
@@ -67,7 +73,7 @@ class Settings(BaseSettings):
     stream_bytes: int = Field(
         default=67_108_864,
         ge=0,
-        description="chunks of one stream up to this stay in the server, later ones go outside",
+        description="chunks of one stream up to this stay in the server, later ones go to the object store, not folds'",
     )
     stream_lag: int = Field(
         default=1_000_000,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manual.shapes import literal, shapes, type_of
-from manual.words import page, table
+from manual.words import page, prose, table
 
 _ERRORS = (
     "Errors are problems (RFC 9457), each with `status`, `title` and `detail`; those of `/v1/models` and `/v1/chat` "
@@ -59,7 +59,7 @@ def _statuses(document: Mapping[str, Any]) -> str:
 def _route(name: str, route: Mapping[str, Any], titles: Mapping[str, str]) -> Iterator[str]:
     yield f"## {name}"
     scopes = [f"`{scope}`" for each in route.get("security", ()) for scope in each["HTTPBearer"]]
-    yield f"{route['summary']}. {route.get('description', '')}".strip()
+    yield prose(f"{route['summary']}. {route.get('description', '')}")
     yield f"Scope: {', '.join(scopes)}." if scopes else "Asks nobody who they are."
     rows = [
         (f"`{each['name']}`", each["in"], type_of(each["schema"], titles), literal(each["schema"].get("default")),

@@ -22,13 +22,13 @@ from tests.integration.schedule_beats import (
     PLACES,
     Beats,
     Clock,
+    add,
     check_one_run_a_tick,
     moving_clock,
     noted,
     run_ids,
     ticks,
 )
-from tests.integration.test_schedule_beats import add
 from tests.services import READY_S, ServerForTests, Workers, key_events
 
 pytestmark = [

@@ -18,11 +18,14 @@ from typing import Any
 
 from redis import Redis
 
+from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import Outbox
+from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.scheduling import beat
 from mosaic_tasks.scheduling.schedules import Schedules
+from mosaic_tasks.scheduling.starting import put_schedule
 from mosaic_tasks.scheduling.turns import Turns
 from tests.services import READY_S, Worker, Workers, key_events
 
@@ -159,3 +162,15 @@ def check_one_run_a_tick(client: Redis, name: str, expected: list[int]) -> None:
     assert [each["tick"] for each in found] == expected
     assert len({each["run"] for each in found}) == len(expected)
     assert run_ids(client) == {each["run"] for each in found}
+
+
+def add(client: Redis, name: str, **schedule: Any) -> None:
+    """A schedule of a workflow that answers with its inputs."""
+    data = {
+        "name": "echo",
+        "inputs": {"text": {"type": "string", "default": ""}},
+        "nodes": {"first": {"tool": "string:capwords", "with": {"s": "${inputs.text}"}}},
+        "output": "first",
+        "schedules": {name: schedule},
+    }
+    put_schedule(Schedules(client, Keys("mosaic")), name, Workflow.from_data(data))

@@ -229,6 +229,13 @@ def endless() -> Iterator[int]:
     yield from itertools.count()
 
 
+def long_texts() -> Iterator[str]:
+    """16 MB, far more than a connection holds, in few pieces; then waits."""
+    for number in range(160):
+        yield f"{number} " + "x" * 100_000
+    gate("more")
+
+
 def texts_of_bytes(pieces: list[str], errors: str) -> Iterator[str]:
     """Decodes bytes (as hexadecimal digits) piece by piece, as it must not be done."""
     for piece in pieces:

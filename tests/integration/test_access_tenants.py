@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from fastapi.routing import iter_route_contexts
 
 from mosaic_queues.settings import Settings
 from mosaic_tasks import submit
@@ -62,7 +61,7 @@ def routes(web: Any) -> list[Route]:
     ]
     pages = [
         Route(method, str(each.path))
-        for each in iter_route_contexts(web.routes)
+        for each in web.routes
         for method in sorted((each.methods or set()) & {"GET", *CHANGES})
         if not each.include_in_schema and each.path != web.openapi_url
     ]

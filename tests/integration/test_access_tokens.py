@@ -16,7 +16,7 @@ import pytest
 import trustme
 from joserfc import jwk, jws, jwt
 
-from mosaic_queues.errors import Unauthenticated
+from mosaic_queues.errors import ProviderUnavailable, Unauthenticated
 from mosaic_tasks.access.provider import FRESH_S, PAUSE_S, Provider
 from mosaic_tasks.access.tokens import TokenRules, Tokens
 from tests.integration.issuers import AUDIENCE, Issuer, issuer
@@ -173,7 +173,7 @@ class TestKeysOfTheProvider:
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         with issuer(context) as provider:
             rules = TokenRules(issuer=provider.url, audience=AUDIENCE)
-            with pytest.raises(Unauthenticated, match="does not answer"):
+            with pytest.raises(ProviderUnavailable, match="does not answer"):
                 Tokens(rules, Provider(provider.url)).admit(provider.token())
             monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
             assert Tokens(rules, Provider(provider.url)).admit(provider.token()).subject == "ada"
@@ -222,8 +222,9 @@ class TestKeysOfTheProvider:
     ) -> None:
         provider.answers[DISCOVERY] = None
         for _ in range(3):
-            with pytest.raises(Unauthenticated, match="does not answer"):
+            with pytest.raises(ProviderUnavailable, match="does not answer") as caught:
                 tokens.admit(provider.token())
+            assert caught.value.retry_after_s == PAUSE_S
         assert provider.asked == [DISCOVERY]
         del provider.answers[DISCOVERY]
         clock.now_s += PAUSE_S
@@ -244,7 +245,7 @@ class TestKeysOfTheProvider:
         self, path: str, body: bytes, tokens: Tokens, provider: Issuer
     ) -> None:
         provider.answers[path] = body
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(ProviderUnavailable):
             tokens.admit(provider.token())
 
     @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ class TestKeysOfTheProvider:
     ) -> None:
         document = {"issuer": provider.url, "jwks_uri": f"{provider.url}/keys", **more}
         provider.answers[DISCOVERY] = json.dumps(document).encode()
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(ProviderUnavailable):
             tokens.admit(provider.token())
 
     def test_keys_that_anybody_on_the_way_can_exchange_are_not_read(
@@ -263,7 +264,7 @@ class TestKeysOfTheProvider:
     ) -> None:
         place = f"{provider.url.replace('127.0.0.1', '0.0.0.0')}/keys"  # leads here all the same
         provider.answers[DISCOVERY] = json.dumps({"issuer": provider.url, "jwks_uri": place}).encode()
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(ProviderUnavailable):
             tokens.admit(provider.token())
         assert provider.asked == [DISCOVERY]
 
@@ -272,6 +273,6 @@ class TestKeysOfTheProvider:
     )
     def test_keys_are_read_from_safe_places_alone(self, place: str, tokens: Tokens, provider: Issuer) -> None:
         provider.answers[DISCOVERY] = json.dumps({"issuer": provider.url, "jwks_uri": place}).encode()
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(ProviderUnavailable):
             tokens.admit(provider.token())
         assert provider.asked == [DISCOVERY]

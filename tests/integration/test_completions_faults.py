@@ -361,6 +361,11 @@ def test_bodies_that_are_none(mosaic_process: Settings) -> None:
             assert answer.status_code == 400, body
             assert answer.headers["content-type"] == "application/json"
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        named = http.post("/chat/completions", json={"model": "x" * 100_000, "messages": ASKED})
+        assert (named.status_code, named.json()["error"]["param"]) == (400, "model")
+        wrong = http.post("/chat/completions", json={"model": "asks", "messages": [{"role": "x"}] * 10_000})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "messages.0.role")
+        assert max(len(named.content), len(wrong.content)) < 1_000
         large = b'{%s, "a": "%s"}' % (right, b"x" * 5_000_000)
         for status, answer in (
             (413, http.post("/chat/completions", content=large, headers=type_)),

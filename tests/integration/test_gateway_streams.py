@@ -37,9 +37,9 @@ name: fails
 nodes: {{fails: {{tool: "{TOOLS}:fails"}}}}
 output: fails
 """
-ENDLESS = f"""
-name: endless
-nodes: {{texts: {{tool: "{TOOLS}:endless"}}}}
+LONG = f"""
+name: long
+nodes: {{texts: {{tool: "{TOOLS}:long_texts"}}}}
 output: texts
 """
 PIPED = """
@@ -54,7 +54,7 @@ LAST = "Last-Event-ID"
 def folder(tmp_path: Path) -> Path:
     found = tmp_path / "workflows"
     found.mkdir()
-    for name, text in {"numbers": NUMBERS, "fails": FAILS, "endless": ENDLESS}.items():
+    for name, text in {"numbers": NUMBERS, "fails": FAILS, "long": LONG}.items():
         (found / f"{name}.yaml").write_text(text, "utf-8")
     return found
 
@@ -222,13 +222,19 @@ def test_a_reader_whose_gateway_ends_reads_on_at_another(
 
 
 def test_a_reader_that_reads_nothing_is_dropped(
-    worker: Workers, folder: Path, redis_url: str, tmp_path: Path, mosaic_process: Settings
+    worker: Workers,
+    folder: Path,
+    redis_url: str,
+    redis_client: Redis,
+    tmp_path: Path,
+    mosaic_process: Settings,
 ) -> None:
     with served(folder, redis_url, tmp_path, MOSAIC_GATEWAY_PATIENCE_S="0.5") as gate:
-        run_id = start(gate, "endless")
+        run_id = start(gate, "long")
         with asleep(gate.port, f"/v1/runs/{run_id}/stream") as sleeper:
             gate.wait_said("a reader that reads nothing was dropped")
             get_run(run_id).cancel()
+            open_gate(redis_client, "more")
             left = sum(len(part) for part in iter(lambda: received(sleeper), b""))
         assert left < 8 << 20
 

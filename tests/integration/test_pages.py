@@ -9,6 +9,8 @@ import pytest
 from redis import Redis
 
 from mosaic_tasks import Run, Workflow, get_run, submit
+from mosaic_tasks.access.audit import audit_of
+from mosaic_tasks.access.gates import keys_of
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.gateway.pages.charts import Charts
@@ -138,6 +140,19 @@ def test_a_form_of_another_site_changes_nothing(served: GatewayProcess) -> None:
                 answer = client.post(f"/runs/{run.id}/{path}", data=data, headers=headers)
                 assert answer.status_code == 403
     assert run.record().status == "running"
+
+
+@pytest.mark.leaves("keys", reason="API keys without an expiry stay until they are revoked")
+def test_what_a_form_does_stands_in_the_audit_log_once_and_what_it_may_not_do_as_refused(
+    served: GatewayProcess,
+) -> None:
+    run = submit(FLOW)
+    for name, scope in (("reader", "read"), ("ender", "cancel")):
+        with served.client(keys_of(app).add(name, scopes=[scope])) as client:
+            client.post(f"/runs/{run.id}/cancel")
+    told = [(each.outcome, each.subject) for each in audit_of(app).last(10)]
+    assert told == [("refused", "reader"), ("allowed", "ender")]
+    assert run.record().status == "cancelled"
 
 
 def shown(page: str, runs: list[Run]) -> list[bool]:

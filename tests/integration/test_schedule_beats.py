@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -23,6 +22,7 @@ from tests.integration.schedule_beats import (
     LOCK,
     Beats,
     Clock,
+    add,
     check_one_run_a_tick,
     moving_clock,
     noted,
@@ -52,18 +52,6 @@ def beats(redis_server: ServerForTests, tmp_path: Path, monkeypatch: pytest.Monk
 def clock(redis_client: Redis) -> Iterator[Clock]:
     with moving_clock(redis_client) as moving:
         yield moving
-
-
-def add(client: Redis, name: str, **schedule: Any) -> None:
-    """A schedule of a workflow that answers with its inputs."""
-    data = {
-        "name": "echo",
-        "inputs": {"text": {"type": "string", "default": ""}},
-        "nodes": {"first": {"tool": "string:capwords", "with": {"s": "${inputs.text}"}}},
-        "output": "first",
-        "schedules": {name: schedule},
-    }
-    put_schedule(Schedules(client, Keys("mosaic")), name, Workflow.from_data(data))
 
 
 def seconds(text: str, zone: str = BERLIN) -> int:
@@ -107,7 +95,7 @@ def test_a_week_in_which_the_clocks_change_has_one_run_a_tick_though_a_beat_is_k
     beats.beat()
     for half_day in range(1, 15):
         clock.move(at + half_day * 43_200)
-        is_past = [tick for tick in _expected(cron, at, expected) if tick <= at + half_day * 43_200]
+        is_past = [tick for tick in _expected(at, expected) if tick <= at + half_day * 43_200]
         clock.await_ticks("n", len(is_past))
         if half_day == 7:
             first.kill()
@@ -115,7 +103,7 @@ def test_a_week_in_which_the_clocks_change_has_one_run_a_tick_though_a_beat_is_k
     check_one_run_a_tick(redis_client, "n", ticks(redis_client, "n"))
 
 
-def _expected(cron: str, begin: int, told: list[str]) -> list[int]:
+def _expected(begin: int, told: list[str]) -> list[int]:
     """The moments that are told."""
     found, at = [], begin
     while len(found) < len(told):

@@ -199,6 +199,8 @@ NESTED = {
         ({"$ref": "#"}, False),
         ({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}, False),
         ({"type": "object", "properties": 3}, False),
+        ({"type": {}}, False),
+        ({"type": "object", "properties": {"n": {"enum": "1"}}}, False),
         ({"type": "object", "required": "n"}, False),
         ({"type": "object", "patternProperties": {"(a+)+$": False}}, False),
         (True, False),
@@ -284,6 +286,8 @@ def test_the_tokens_of_all_calls_count_and_the_output_node_says_why_it_ended() -
     assert finish_of(events[:2], 2) == "length"
     assert finish_of(events, 12) == "length"
     assert finish_of([], 0) == "stop"
+    assert finish_of([used("3.0", 1, 1, finish="length"), used("3.1", 1, 1)], 3) == "length"
+    assert finish_of([used("3.0", 1, 1, finish="length"), used("3.0.~", 1, 1)], 3) == "stop"
 
 
 def test_a_stream_says_its_usage_where_that_was_asked_for() -> None:

@@ -55,13 +55,18 @@ class MadeRun:
     id = "run"
 
     def __init__(
-        self, *said: list[Any] | str, error: Exception | None = None, unserved: Sequence[str] = ()
+        self,
+        *said: list[Any] | str,
+        error: Exception | None = None,
+        unserved: Sequence[str] = (),
+        statuses: Sequence[str] = ("done",),
     ) -> None:
         pieces, place = [], 0
         for each in said:
             pieces.append([StreamEvent("1-1", "a", "text", place, each)] if isinstance(each, str) else each)
             place += len(each)
         self._pieces, self._error, self._unserved = pieces, error, unserved
+        self._statuses = list(statuses)
         self._text = "".join(each for each in said if isinstance(each, str))
         self.is_cancelled, self.looks = False, 0
 
@@ -74,7 +79,7 @@ class MadeRun:
     def record(self) -> Any:
         if self._error is not None:
             raise self._error
-        return SimpleNamespace(status="done", error="")
+        return SimpleNamespace(status=self._statuses.pop(0), error="")
 
     def output(self) -> str:
         return self._text
@@ -166,6 +171,17 @@ def test_an_answer_is_told_to_its_end_and_its_run_is_left_alone(streams: bool) -
         assert ('"content":"Hello"' in client.body) is not streams
         assert not run.is_cancelled
         assert len(readers) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_run_that_runs_again_as_it_ends_is_waited_for(streams: bool) -> None:
+    async def main() -> None:
+        run, client = MadeRun("Hello", statuses=["running", "running", "done"]), Client()
+        await answer(run, client, streams=streams)
+        assert '"content":"Hello"' in client.body
+        assert "answer_changed" not in client.body
 
     asyncio.run(main())
 

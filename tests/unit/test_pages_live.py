@@ -12,7 +12,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_tasks.gateway.pages import live
-from mosaic_tasks.gateway.pages.live import Fragments, Studio
+from mosaic_tasks.gateway.pages.live import Fragments, Sight, Studio
 
 
 class Bells:
@@ -48,7 +48,7 @@ def told(
     """What a browser hears until the news end."""
 
     async def read() -> list[bytes]:
-        stream = Studio().renewed(render, bells, silence_s=silence_s, longest_s=longest_s)
+        stream = Studio().renewed("page", render, bells, silence_s=silence_s, longest_s=longest_s)
         return [part async for part in stream]
 
     heard = asyncio.run(read())
@@ -75,6 +75,66 @@ def test_a_server_that_is_away_ends_the_stream() -> None:
         raise RedisConnectionError("away")
 
     assert told(away, Bells(0)) == []
+
+
+def test_who_looks_at_the_same_page_is_shown_what_was_made_once_for_all() -> None:
+    made, gate = [0], threading.Event()
+
+    def render() -> Fragments:
+        gate.wait(10)
+        made[0] += 1
+        return {"a": str(made[0])}
+
+    async def look(studio: Studio, key: str, times: int) -> list[Any]:
+        bells = Bells(times, RedisConnectionError("away"))
+        return [part async for part in studio.renewed(key, render, bells, silence_s=60.0)][1:]
+
+    async def main() -> None:
+        studio = Studio()
+        seen = [asyncio.create_task(look(studio, "one", 0)) for _ in range(20)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        late = asyncio.create_task(look(studio, "one", 0))  # it may have happened since that one began
+        other = asyncio.create_task(look(studio, "other", 0))
+        await asyncio.sleep(0)
+        gate.set()
+        assert len({part for (part,) in await asyncio.gather(*seen)}) <= 2
+        await asyncio.gather(late, other)
+        assert made[0] in (3, 4)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_a_page_is_made_leaves_the_others_with_one() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def render() -> Fragments:
+        begun.set()
+        gate.wait(10)
+        return {"a": "1"}
+
+    async def main() -> None:
+        sight = Sight(Studio(), render)
+        leaving = asyncio.create_task(sight.renewed())
+        await asyncio.to_thread(begun.wait, 10)
+        staying = asyncio.create_task(sight.renewed())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        gate.set()
+        assert await staying == {"a": "1"}
+
+    asyncio.run(main())
+
+
+def test_all_open_pages_together_cost_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PAUSE_S", 0.3)
+    monkeypatch.setattr(live, "COST_SHARE", 0.2)
+    studio = Studio()
+    sights = [studio.sight(name, dict) for name in "abcd"]
+    assert studio.pause_s(0.01) == pytest.approx(0.3)
+    assert studio.pause_s(0.1) == pytest.approx(2.0)
+    del sights[1:]
+    assert studio.pause_s(0.1) == pytest.approx(0.5)
 
 
 def test_pages_are_made_off_the_event_loop_and_few_at_a_time() -> None:

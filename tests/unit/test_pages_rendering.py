@@ -126,9 +126,9 @@ def test_a_wire_is_a_curve_between_layers_and_straight_beside_boxes() -> None:
 
 
 def test_what_a_browser_counts_on_by_itself_is_no_change() -> None:
-    before = {"head": 'for <span data-since="7">3 s</span>', "graph": "a"}
-    assert changes(before, {"head": 'for <span data-since="7">9 s</span>', "graph": "a"}) == {}
-    assert changes(before, {"head": 'for <span data-since="8">9 s</span>', "graph": "b"}).keys() == {
+    before = {"head": 'for <span data-since="7" data-took="3">3 s</span>', "graph": "a"}
+    assert changes(before, {"head": 'for <span data-since="7" data-took="9">9 s</span>', "graph": "a"}) == {}
+    assert changes(before, {"head": 'for <span data-since="8" data-took="3">3 s</span>', "graph": "b"}).keys() == {
         "head",
         "graph",
     }

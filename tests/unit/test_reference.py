@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PACKAGES = ("mosaic_tasks", "queues/mosaic_queues", "routing/mosaic_routing")
 INTERNAL = {"MOSAIC_ENGINE_MARK"}
 """What processes of this project tell each other."""
@@ -55,7 +54,7 @@ def test_every_variable_of_the_sources_is_a_setting_of_the_page() -> None:
 
 
 def test_every_setting_and_key_has_its_meaning() -> None:
-    for name in ("settings.md", "workflow.md", "metrics.md", "tasks.md"):
+    for name in ("settings.md", "workflow.md", "http.md", "metrics.md"):
         rows = re.findall(r"^\| (`.*) \|$", text_of(name), re.MULTILINE)
         assert rows
         assert [row for row in rows if not row.split(" | ")[2 if name == "settings.md" else -1].strip()] == []
@@ -66,16 +65,3 @@ def test_every_error_that_can_be_met_says_what_to_do() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| \d+ \| \d* \|$", text_of("errors.md"), re.MULTILINE)
     assert {name for name, _, remedy in rows if not remedy} == groups
     assert [name for name, meaning, _ in rows if not meaning] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_links_lead_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
-        path = page.parent / target if target else page
-        assert path.exists(), target
-        assert not anchor or anchor in anchors_of(path), f"{target}#{anchor}"
-
-
-def anchors_of(path: Path) -> set[str]:
-    titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -95,6 +95,8 @@ def test_a_secret_that_is_none_is_refused_and_not_shown(word: str, monkeypatch: 
         ("https://169.254.169.254/latest/meta-data", "no public address"),
         ("https://168.63.129.16/", "no public address"),
         ("https://0.0.0.0/", "no public address"),
+        ("https://192.0.0.192/", "no public address"),
+        ("https://192.88.99.1/", "no public address"),
         ("https://224.0.0.1/", "no public address"),
         ("https://255.255.255.255/", "no public address"),
         ("https://[::]/", "no public address"),
@@ -105,6 +107,13 @@ def test_a_secret_that_is_none_is_refused_and_not_shown(word: str, monkeypatch: 
         ("https://[64:ff9b::7f00:1]/", "no public address"),
         ("https://[2002:7f00:1::]/", "no public address"),
         ("https://[2001:0:7f00:1::]/", "no public address"),
+        ("https://[64:ff9b:1::7f00:1]/", "no public address"),
+        ("https://[64:ff9b:0:1::7f00:1]/", "no public address"),
+        ("https://[::ffff:0:7f00:1]/", "no public address"),
+        ("https://[2606:4700::5efe:7f00:1]/", "no public address"),
+        ("https://[3fff::1]/", "no public address"),
+        ("https://[4000::1]/", "no public address"),
+        ("https://[fec0::1]/", "no public address"),
         ("https://[fd00:ec2::254]/", "no public address"),
         ("https://[fe80::1]/", "no public address"),
         ("https://[ff02::1]/", "no public address"),
@@ -116,7 +125,9 @@ def test_a_url_that_may_lead_inside_is_refused(url: str, reason: str) -> None:
 
 
 def test_public_addresses_may_be_told() -> None:
-    for url in ("https://8.8.8.8/", "https://[2606:4700::1111]:8443/hook?a=b", "https://[::ffff:8.8.8.8]/"):
+    for url in ("https://8.8.8.8/", "https://[2606:4700::1111]:8443/hook?a=b", "https://[64:ff9b::808:808]/"):
+        target_of(url, NOBODY)
+    for url in ("https://[::ffff:8.8.8.8]/", "https://[2002:808:808::1]/"):
         target_of(url, NOBODY)
     target = target_of("https://Hooks.Example.com:8443/a/b?c=d#e", NOBODY)
     assert (target.host, target.port, target.path) == ("hooks.example.com", 8443, "/a/b?c=d")

@@ -38,7 +38,7 @@ from mosaic_tasks.gateway.completions.replies import (
     usage_of,
 )
 from mosaic_tasks.gateway.completions.telling import AnswerChanged, Telling
-from mosaic_tasks.gateway.readers import Readers, until_either
+from mosaic_tasks.gateway.readers import PRINCIPAL, Readers, until_either
 from mosaic_tasks.inspection.reading import StreamEvent
 
 log = structlog.get_logger(__name__)
@@ -93,7 +93,10 @@ async def answer(run: Run, model: Model, *, streams: bool) -> AsyncGenerator[str
                 if new := _heard(events, telling):
                     yield new
     used = await _used(run)
-    outcome = await asyncio.to_thread(_outcome, run)
+    while (
+        outcome := await asyncio.to_thread(_outcome, run)
+    ).record.status == "running":  # again, since it ended
+        used = await _used(run)
     if outcome.record.status == "failed" and cause_of(outcome.record.error) == "ContentRefused":
         yield Ending("content_filter", usage_of(used))
         return
@@ -154,10 +157,10 @@ class Answering(Response):
         self._said = 0
         self.background = None
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         self._send = send
-        self._readers.add(self)
+        self._readers.add(self, scope.get("state", {}).get(PRINCIPAL))
         try:
             parts = (self._tell(), self._watch(), _left(receive))
             await until_either(*map(asyncio.create_task, parts))

@@ -10,13 +10,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 from mosaic_queues.errors import InputError
 from mosaic_tasks.gateway.completions.failures import Refused
 from mosaic_tasks.gateway.completions.formats import guarantees, is_object
 from mosaic_tasks.gateway.completions.models import Conversation, Model
 
+_MOST_NAME = 200
+"""Names of workflows are shorter; what is longer need not be said again in an error."""
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "tools": ([],),
@@ -58,8 +60,10 @@ _PARTS = {
 class ChatMessage(BaseModel):
     """A message of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="who says it")
+    content: Annotated[
+        str, BeforeValidator(_text), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})
+    ] = Field(description="a text, or its parts")
 
 
 class StreamOptions(BaseModel):
@@ -71,14 +75,14 @@ class StreamOptions(BaseModel):
 class NamedSchema(BaseModel):
     """A JSON Schema; its `name` and `strict` are of no matter here."""
 
-    form: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    form: dict[str, Any] = Field(description="the schema", default_factory=dict, alias="schema")
 
 
 class ResponseFormat(BaseModel):
     """The form that the answer shall have: the workflow has to give it by itself."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(description="which form")
+    json_schema: NamedSchema | None = Field(default=None, description="of the type of this name")
 
 
 class ChatRequest(BaseModel):
@@ -93,11 +97,14 @@ class ChatRequest(BaseModel):
         },
     )
 
-    model: str = Field(description="name of a workflow")
-    messages: list[ChatMessage] = Field(min_length=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    model: str = Field(description="name of a workflow", max_length=_MOST_NAME)
+    # Of very many messages that do not fit, one is told of.
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(description="the conversation", min_length=1)
+    stream: bool | None = Field(default=None, description="the answer comes as it is said")
+    stream_options: StreamOptions | None = Field(default=None, description="of such an answer")
+    response_format: ResponseFormat | None = Field(
+        default=None, description="the form that the answer must have"
+    )
     inputs: dict[str, Any] | None = Field(
         default=None, description="of the workflow's other inputs, by name; not in OpenAI's API"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from fastapi import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,16 +39,16 @@ _ASK_ONCE = {"x-should-retry": "false"}
 class ErrorBody(BaseModel):
     """What is wrong."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: str = Field(description="a sentence for people")
+    type: str = Field(description="the kind of error, as OpenAI calls it")
+    param: str | None = Field(description="the field that does not fit")
+    code: str | None = Field(description="for programs")
 
 
 class ErrorReply(BaseModel):
     """An error."""
 
-    error: ErrorBody
+    error: ErrorBody = Field(description="what is wrong")
 
 
 class Refused(Exception):

@@ -50,7 +50,9 @@ def _covers(given: Any, wanted: Any, roots: tuple[Schema, Schema], depth: int) -
 
 def _covers_types(given: Schema, wanted: Schema) -> bool:
     have, want = _types(given), _types(wanted)
-    return want is None or (have is not None and have <= want | ({"integer"} if "number" in want else set()))
+    if want is None:
+        return "type" not in wanted
+    return have is not None and have <= want | ({"integer"} if "number" in want else set())
 
 
 def _types(schema: Schema | None) -> set[str] | None:
@@ -62,7 +64,9 @@ def _types(schema: Schema | None) -> set[str] | None:
 
 def _covers_values(given: Schema, wanted: Schema) -> bool:
     have, want = _values(given), _values(wanted)
-    return want is None or (have is not None and all(value in want for value in have))
+    if want is None:
+        return "enum" not in wanted
+    return have is not None and all(value in want for value in have)
 
 
 def _values(schema: Schema) -> list[Any] | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mosaic_queues.events import Event
+from mosaic_queues.transitions import SHADOW
 
 Finish = Literal["stop", "length", "content_filter"]
 DONE = b"data: [DONE]\n\n"
@@ -21,60 +22,60 @@ KEEP_ALIVE = b": waiting\n\n"
 class CachedTokens(BaseModel):
     """Of the tokens of prompts, those that prefix caches spared."""
 
-    cached_tokens: int
+    cached_tokens: int = Field(description="how many")
 
 
 class TokenCounts(BaseModel):
     """The tokens of all calls of the run."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens: int = Field(description="read")
+    completion_tokens: int = Field(description="written")
+    total_tokens: int = Field(description="both")
+    prompt_tokens_details: CachedTokens = Field(description="of those that were read")
 
 
 class AnswerMessage(BaseModel):
     """What the model says."""
 
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: str | None = None
+    role: Literal["assistant"] = Field(default="assistant", description="who says it")
+    content: str = Field(description="the output of the workflow's output node; what is no text as JSON")
+    refusal: str | None = Field(default=None, description="null: a refusal is a `finish_reason`")
 
 
 class Choice(BaseModel):
     """The only one."""
 
-    index: Literal[0] = 0
-    message: AnswerMessage
-    logprobs: None = None
-    finish_reason: Finish
+    index: Literal[0] = Field(default=0, description="its place")
+    message: AnswerMessage = Field(description="the answer")
+    logprobs: None = Field(default=None, description="there are none")
+    finish_reason: Finish = Field(description="why it ended")
 
 
 class ChatCompletion(BaseModel):
     """A whole answer; `id` is that of the run."""
 
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: TokenCounts
+    id: str = Field(description="the id of the run")
+    object: Literal["chat.completion"] = Field(default="chat.completion", description="what this is")
+    created: int = Field(description="when, in Unix seconds")
+    model: str = Field(description="the name of the workflow")
+    choices: list[Choice] = Field(description="one")
+    usage: TokenCounts = Field(description="the tokens of all calls of the run")
 
 
 class ModelCard(BaseModel):
     """A workflow that can be asked as a model."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["mosaic-tasks"] = "mosaic-tasks"
+    id: str = Field(description="the name of the workflow")
+    object: Literal["model"] = Field(default="model", description="what this is")
+    created: int = Field(description="when the gateway started, in Unix seconds")
+    owned_by: Literal["mosaic-tasks"] = Field(default="mosaic-tasks", description="whose it is")
 
 
 class ModelList(BaseModel):
     """All of them."""
 
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
+    object: Literal["list"] = Field(default="list", description="what this is")
+    data: list[ModelCard] = Field(description="the models")
 
 
 def usage_of(events: Iterable[Event]) -> TokenCounts:
@@ -91,12 +92,15 @@ def usage_of(events: Iterable[Event]) -> TokenCounts:
 
 
 def finish_of(events: Iterable[Event], number: int) -> Finish:
-    """Why an answer ended: `length` where the engine cut the text of the node, by its number, that made it."""
+    """Why an answer ended: `length` where the engine cut the text of the node, by its number, that made it, or one of
+    its items. What a call said last counts."""
     own = str(number)
-    ends = [
-        event.finish for event in events if event.kind == "usage" and event.calls[0].partition(".")[0] == own
-    ]
-    return "length" if ends[-1:] == ["length"] else "stop"
+    ends = {
+        event.calls[0].removesuffix(SHADOW): event.finish
+        for event in events
+        if event.kind == "usage" and event.calls[0].partition(".")[0] == own
+    }
+    return "length" if "length" in ends.values() else "stop"
 
 
 class Envelope(NamedTuple):

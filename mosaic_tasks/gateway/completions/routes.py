@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 
 from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.client import Run, submit
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.gateway.bodies import StrictRoute
-from mosaic_tasks.gateway.callers import Gateway, Here, Starting, caller, starter
+from mosaic_tasks.gateway.callers import Gateway, Here, Starter, caller, starter
 from mosaic_tasks.gateway.completions.answering import Answering, Patience
 from mosaic_tasks.gateway.completions.asking import ChatRequest
 from mosaic_tasks.gateway.completions.failures import ErrorReply, InOurWords, Refused
@@ -43,7 +43,7 @@ def install(web: FastAPI, gateway: Gateway) -> None:
         return error.response()
 
 
-def models_of(request: Request) -> Models:
+async def models_of(request: Request) -> Models:
     """The models of the gateway."""
     models: Models = request.app.state.models
     return models
@@ -51,12 +51,12 @@ def models_of(request: Request) -> Models:
 
 Offered = Annotated[Models, Depends(models_of)]
 Asker = Annotated[Principal, Depends(caller("submit"))]
-Starter = Annotated[Starting, Depends(starter())]
+MayStart = Annotated[Starter, Depends(starter())]
 
 
-async def reader(gateway: Here, starting: Starter) -> AsyncIterator[None]:
+async def reader(gateway: Here, starter: MayStart) -> AsyncIterator[None]:
     """Whoever asks reads until the answer is there."""
-    async with gateway.quotas.reading(starting.principal):
+    async with gateway.quotas.reading(starter.principal):
         yield
 
 
@@ -74,7 +74,9 @@ async def list_models(models: Offered, _asker: Asker) -> ModelList:
 
 
 @router.get("/models/{model}", operation_id="get_model", summary="One of them")
-async def get_model(model: str, models: Offered, _asker: Asker) -> ModelCard:
+async def get_model(
+    model: Annotated[str, Path(description="The name of a workflow.")], models: Offered, _asker: Asker
+) -> ModelCard:
     """A model; of a workflow that is none, why."""
     return ModelCard(id=_named(models, model).workflow.name, created=_SINCE_S)
 
@@ -97,7 +99,7 @@ async def create_chat_completion(
     body: ChatRequest,
     models: Offered,
     gateway: Here,
-    starting: Starter,
+    starter: MayStart,
     readers: AllReaders,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
@@ -107,9 +109,10 @@ async def create_chat_completion(
     inputs = body.inputs_for(model)
 
     def start() -> Run:
-        tenant = starting.principal.tenant
-        run = submit(model.workflow, inputs, key=idempotency_key, tenant=tenant, app=gateway.app)
-        starting.opened(run.id)
+        tenant = starter.principal.tenant
+        with starter.starting() as starting:
+            run = submit(model.workflow, inputs, key=idempotency_key, tenant=tenant, app=gateway.app)
+            starting.opened(run.id)
         return run
 
     run = await asyncio.to_thread(start)

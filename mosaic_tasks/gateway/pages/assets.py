@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 
-from fastapi import APIRouter, Response
-
-from mosaic_queues.errors import UnknownRun
+from fastapi import APIRouter, HTTPException, Response
 
 _KINDS = {"status.css": "text/css", "status.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -27,8 +26,12 @@ def address(name: str) -> str:
 
 @router.get("/{name}")
 def asset(name: str) -> Response:
-    """A file; who asks is of no interest."""
+    """A file; who asks is of no interest.
+
+    Raises:
+        HTTPException: 404, there is no such file.
+    """
     if name not in _KINDS:
-        raise UnknownRun(f"there is no file {name!r} here")
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no file {name!r} here")
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
     return Response(_content(name), headers=headers, media_type=_KINDS[name])

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Self
 
-from mosaic_queues.following import Following
+from mosaic_queues.following import Following, last_entry
 from mosaic_queues.ledger import Ledger
-from mosaic_tasks.gateway.pages.charts import last_entry
 
 
 class Bell:
@@ -32,7 +31,7 @@ class Bell:
         return self
 
     def _open(self) -> None:
-        cursors = {stream: "-".join(map(str, last_entry(self._ledger, stream))) for stream in self._streams}
+        cursors = {stream: last_entry(self._ledger.client, stream) for stream in self._streams}
         self._following = Following(self._ledger.client, self._ledger.keys, cursors, ring=self._ring)
         # Whoever goes away while this thread still opens never gets to close.
         weakref.finalize(self, self._following.leave).atexit = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
 
 from mosaic_queues.events import read_events
+from mosaic_queues.following import last_entry
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.streams import Position, position_of
 from mosaic_tasks.client import Run
@@ -52,18 +52,13 @@ class Chart:
     def _fold(self) -> RunView:
         """Takes in what is new. A server that lost its last second has not what was taken in: all is read again."""
         client, keys = self._ledger.client, self._ledger.keys
-        if self._seen != "0" and last_entry(self._ledger, keys.run(self._run_id)[3]) < _entry(self._seen):
+        events = keys.run(self._run_id)[3]
+        if self._seen != "0" and position_of(last_entry(client, events)) < _entry(self._seen):
             self._begin()
         for event in read_events(client, keys, self._run_id, after=self._seen):
             self._charting.apply(event)
             self._seen = event.id
         return self._charting.progress.view()
-
-
-def last_entry(ledger: Ledger, stream: str) -> Position:
-    """The id of the latest entry of a stream of the server."""
-    found: Any = ledger.client.xrevrange(stream, count=1)
-    return position_of(found[0][0]) if found else (0, 0)
 
 
 def _entry(event_id: str) -> Position:

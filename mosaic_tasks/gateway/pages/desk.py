@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Annotated, NamedTuple, cast
 
 from fastapi import Depends, Request
@@ -29,10 +29,15 @@ class Desk(NamedTuple):
     readers: Readers
 
     def renewed(
-        self, gateway: Gateway, principal: Principal, render: Callable[[], Fragments], news: News
+        self,
+        gateway: Gateway,
+        principal: Principal,
+        key: Hashable,
+        render: Callable[[], Fragments],
+        news: News,
     ) -> EventStream:
-        """The answer to the browser of an open page."""
-        body = self.studio.renewed(render, news, silence_s=self.config.gateway_silence_s)
+        """The answer to the browser of an open page; `key`: all that it depends on (`Studio.renewed`)."""
+        body = self.studio.renewed(key, render, news, silence_s=self.config.gateway_silence_s)
         held, patience_s = gateway.quotas.reading(principal), self.config.gateway_patience_s
         return EventStream(body, self.readers, held=held, patience_s=patience_s)
 
@@ -46,16 +51,24 @@ async def _desk_of(request: Request) -> Desk:
     return cast("Desk", state.desk)
 
 
+def seen_by(who: Callable[..., Principal]) -> Callable[..., Run]:
+    """A dependency: the run of an address, where it is the business of whoever asks.
+
+    Args:
+        who: the dependency that tells who asks. Give the one of the route: each admits anew, and enters that.
+    """
+
+    def run_of(run_id: str, gateway: Here, principal: Principal = Depends(who)) -> Run:  # noqa: B008
+        return run_seen_by(principal, run_id, gateway)
+
+    return run_of
+
+
+_reader = caller("read")
 AtDesk = Annotated[Desk, Depends(_desk_of)]
-Reader = Annotated[Principal, Depends(caller("read"))]
+Reader = Annotated[Principal, Depends(_reader)]
+Seen = Annotated[Run, Depends(seen_by(_reader))]
+"""The run of an address, for a reader."""
 
 
-def _run_of(run_id: str, principal: Reader, gateway: Here) -> Run:
-    return run_seen_by(principal, run_id, gateway)
-
-
-Seen = Annotated[Run, Depends(_run_of)]
-"""The run of an address, where it is the caller's business."""
-
-
-__all__ = ["AtDesk", "Desk", "Reader", "Seen"]
+__all__ = ["AtDesk", "Desk", "Reader", "Seen", "seen_by"]

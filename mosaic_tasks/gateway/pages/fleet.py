@@ -57,7 +57,7 @@ async def workers_page(gateway: Here, desk: AtDesk, principal: Operator) -> Resp
 @router.get("/changes")
 async def workers_changes(gateway: Here, desk: AtDesk, principal: Operator) -> Response:
     """The same, renewed."""
-    return desk.renewed(gateway, principal, partial(_parts, gateway.app, desk), Looking(LOOK_S))
+    return desk.renewed(gateway, principal, "workers", partial(_parts, gateway.app, desk), Looking(LOOK_S))
 
 
 def _parts(app: Celery, desk: Desk) -> Fragments:

@@ -15,9 +15,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
 
-from mosaic_queues.errors import MosaicError, Unauthenticated
+from mosaic_queues.errors import Unauthenticated
 from mosaic_routing.drawing import gib
 from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.gateway.pages.assets import address
@@ -114,9 +114,9 @@ def page(
     return Response(body, status.value, HEADERS, media_type="text/html")
 
 
-def see(address: str) -> RedirectResponse:
+def see(place: str) -> RedirectResponse:
     """Sends a browser on, after a form or to where it signs in."""
-    return RedirectResponse(address, HTTPStatus.SEE_OTHER, headers=HEADERS)
+    return RedirectResponse(place, HTTPStatus.SEE_OTHER, headers=HEADERS)
 
 
 class PageRoute(APIRoute):
@@ -133,16 +133,18 @@ class PageRoute(APIRoute):
                 return see("/login")
             except RequestValidationError:
                 return failure(problem(HTTPStatus.UNPROCESSABLE_ENTITY, _UNFIT))
-            except (MosaicError, RedisError) as error:
+            except HTTPException as error:
+                return failure(problem(HTTPStatus(error.status_code), error.detail))
+            except Exception as error:  # noqa: BLE001 - whatever it is, people are told so on a page
                 return failure(told(error))
 
         return handled
 
 
-def failure(told: Response) -> Response:
+def failure(answer: Response) -> Response:
     """A page that says what a problem document says."""
-    document = msgspec.json.decode(told.body)
-    status = HTTPStatus(told.status_code)
+    document = msgspec.json.decode(answer.body)
+    status = HTTPStatus(answer.status_code)
     return page("failure", None, status=status, title=document["title"], detail=document["detail"])
 
 

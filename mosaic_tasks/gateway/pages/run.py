@@ -12,9 +12,9 @@ from fastapi import APIRouter, Depends, Form, Query, Response
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.client import Run
-from mosaic_tasks.gateway.callers import Here, Starting, caller, starter
+from mosaic_tasks.gateway.callers import Here, Starter, caller, run_seen_by, starter
 from mosaic_tasks.gateway.pages.bells import Bell
-from mosaic_tasks.gateway.pages.desk import AtDesk, Desk, Reader, Seen
+from mosaic_tasks.gateway.pages.desk import AtDesk, Desk, Reader, Seen, seen_by
 from mosaic_tasks.gateway.pages.live import Fragments
 from mosaic_tasks.gateway.pages.looks import Look, look
 from mosaic_tasks.gateway.pages.rendering import PageRoute, fragment, page, see
@@ -42,30 +42,38 @@ async def run_changes(
 ) -> Response:
     """The page of a run, renewed."""
     bell = Bell(desk.ledger, await asyncio.to_thread(_streams, run, desk.ledger))
-    return desk.renewed(gateway, principal, lambda: _parts(_look(run, desk, node), principal), bell)
+    key = ("run", run.id, node, principal.scopes)
+    return desk.renewed(gateway, principal, key, lambda: _parts(_look(run, desk, node), principal), bell)
 
 
 @router.post("/cancel")
-def cancel(run: Seen, _principal: Annotated[Principal, Depends(caller("cancel"))]) -> Response:
+def cancel(run: Annotated[Run, Depends(seen_by(caller("cancel")))]) -> Response:
     """Ends the run."""
     run.cancel("cancelled on the status page")
     return see(f"/runs/{run.id}")
 
 
+Restarter = Annotated[Starter, Depends(starter("cancel"))]
+
+
+def _run_again(run_id: str, starter: Restarter) -> Run:
+    return run_seen_by(starter.principal, run_id, starter.gateway)
+
+
 @router.post("/rerun")
 def rerun(
-    run: Seen, starting: Annotated[Starting, Depends(starter("cancel"))], node: Annotated[str, Form()]
+    run: Annotated[Run, Depends(_run_again)], starter: Restarter, node: Annotated[str, Form()]
 ) -> Response:
     """Runs a node again, and all that depends on it."""
-    run.rerun(node)
-    starting.opened(run.id)
+    with starter.starting() as starting:
+        run.rerun(node)
+        starting.opened(run.id)
     return _back_to(run, node)
 
 
 @router.post("/score")
 def score(
-    run: Seen,
-    _principal: Annotated[Principal, Depends(caller("score"))],
+    run: Annotated[Run, Depends(seen_by(caller("score")))],
     node: Annotated[str, Form()],
     value: Annotated[float, Form()],
 ) -> Response:

@@ -104,7 +104,13 @@ async def runs_changes(
 ) -> Response:
     """The list, renewed."""
     render = partial(_parts, gateway.app, desk, principal, choice)
-    return desk.renewed(gateway, principal, render, Looking(LOOK_S))
+    key = ("runs", _tenant_of(principal), choice)
+    return desk.renewed(gateway, principal, key, render, Looking(LOOK_S))
+
+
+def _tenant_of(principal: Principal) -> str | None:
+    """Whose runs somebody sees; None: all."""
+    return None if "operate" in principal.scopes else principal.tenant
 
 
 def _parts(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Fragments:
@@ -118,7 +124,7 @@ def _parts(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Fra
 
 def _listed(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Listed:
     records = list_runs(
-        tenant=None if "operate" in principal.scopes else principal.tenant,
+        tenant=_tenant_of(principal),
         status=choice.status,
         workflow=choice.workflow or None,
         limit=ON_A_PAGE + 1,

@@ -65,11 +65,12 @@ function connect() {
   });
 }
 
-/* Whoever may not look any more is led to where one signs in. */
+/* Whoever may not look any more is led to where one signs in. What is past its retention stays as it was seen last. */
 async function again() {
   try {
     const answer = await fetch(location.href, { redirect: "manual", cache: "no-store" });
     if (answer.type === "opaqueredirect") return location.reload();
+    if (answer.status === 404) return say("not kept any more");
   } catch {
     // the gateway is away
   }
@@ -79,6 +80,14 @@ async function again() {
 function disconnect() {
   if (source) source.close();
   source = null;
+}
+
+/* Who clicks twice means it once. */
+let isSent = false;
+
+function once(event) {
+  if (isSent) event.preventDefault();
+  isSent = event.target.method === "post";
 }
 
 /* A browser has few connections to a server: pages that nobody sees need none. */
@@ -98,15 +107,19 @@ function duration(ms) {
   return `${Math.floor(minutes / 1440)} d ${two(Math.floor((minutes % 1440) / 60))} h`;
 }
 
+/* Counts on from what the server said, not from its clock: the one here may be another. */
 function tick() {
-  for (const span of document.querySelectorAll("[data-since]")) {
-    span.textContent = duration(Date.now() - Number(span.dataset.since));
+  for (const span of document.querySelectorAll("[data-took]")) {
+    span.seen ??= performance.now();
+    span.textContent = duration(Number(span.dataset.took) + performance.now() - span.seen);
   }
 }
 
 document.addEventListener("visibilitychange", follow);
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", follow);
+addEventListener("pageshow", () => (isSent = false));
+addEventListener("submit", once);
 setInterval(tick, 1000);
 for (const box of document.querySelectorAll("pre.follows")) box.scrollTop = box.scrollHeight;
 follow();
