@@ -2,7 +2,8 @@
 
     python gateway_load.py URL KEY USERS RATE SECONDS OUT
 
-OUT gets JSON: `runs` that were accepted, `refused` and why, `latencies_ms` of all, and the `seconds` that it took.
+OUT gets JSON: `runs` that were accepted, `refused` and why, `latencies_ms` of all, the `seconds` that it took, and the
+`cpu_s` that this process worked for it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Notes:
         self.refused: list[str] = []
         self.latencies_ms: list[float] = []
         self._begun_s = self._ended_s = time.monotonic()
+        self._begun_cpu_s = time.process_time()
 
     def note(self, response_time: float, response: Any, exception: Exception | None, **_more: Any) -> None:
         """One of them; a listener of locust."""
@@ -65,6 +67,7 @@ class Notes:
             "refused": self.refused,
             "latencies_ms": self.latencies_ms,
             "seconds": seconds,
+            "cpu_s": time.process_time() - self._begun_cpu_s,
         }
         path.write_text(json.dumps(told))
 

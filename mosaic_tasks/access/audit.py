@@ -114,7 +114,9 @@ class Audit:
         if self._is_logged:
             log.info(f"audit.{outcome}", **fields)
         name = self._streams[outcome]
-        with self._client.pipeline(transaction=True) as pipe:
+        with self._client.pipeline(
+            transaction=False
+        ) as pipe:  # an entry without the other step is one all the same
             pipe.xadd(name, cast("Any", fields), maxlen=self._entries, approximate=True)
             pipe.pexpire(name, int(KEEP_S * 1000))
             pipe.execute()

@@ -48,7 +48,9 @@ def import_canvas(target: str, *, name: str | None = None) -> Imported:
         workflow.analysed()
         return Imported(workflow, _comments(target, notes) + workflow.to_yaml(), notes)
     except RecursionError:
-        problem = f"{target!r} holds itself, or is nested too deep to be read; a workflow has one level of nodes"
+        problem = (
+            f"{target!r} holds itself, or is nested too deep to be read; a workflow has one level of nodes"
+        )
         raise DefinitionError([problem]) from None
 
 

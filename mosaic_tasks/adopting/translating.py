@@ -241,7 +241,9 @@ def _listed(sig: Signature, items: Iterable[Any], *, starred: bool) -> list[Any]
     try:
         return [list(item) if starred else item for item in items]
     except TypeError as error:
-        raise DefinitionError([f"starmap of {sig.task!r}: each item is to be a list of arguments; {error}"]) from None
+        raise DefinitionError(
+            [f"starmap of {sig.task!r}: each item is to be a list of arguments; {error}"]
+        ) from None
 
 
 def _single(node: Handle) -> Made:

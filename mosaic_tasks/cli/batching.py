@@ -134,6 +134,7 @@ def batch(
         command = ["mosaic", "batch", str(file), "--inputs", str(inputs)]
         publishing = publishing_of(wish, workflow.name, command)
         called = name or publishing.output.name
+        _check_apart(inputs, publishing.output.results)
     items = Items(inputs, workflow, plan_for(workflow), name=called)
     with opened(publishing.output.results if publishing else None, mark=items.mark) as results:
         standing = _examine(items, results, skip_bad=skip_bad)
@@ -246,6 +247,18 @@ def _check_options(output: str | None, *, reports: bool, webhook: str | None, as
     option = next((option for option, is_given in given.items() if is_given), None)
     if output is None and option is not None:
         raise typer.BadParameter("with it name the place of the results: --output PLACE", param_hint=option)
+
+
+def _check_apart(inputs: Path, results: Path) -> None:
+    """The inputs must not be taken for results, which are cut after their last whole line.
+
+    Raises:
+        InputError: both are one file.
+    """
+    if inputs.exists() and results.exists() and inputs.samefile(results):
+        raise InputError(
+            f"the results would be written to {str(results)!r}, which are the inputs; name another --output"
+        )
 
 
 def _say(is_quiet: bool, sentence: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ from mosaic_tasks.cli.options import JsonOption
 from mosaic_tasks.cli.output import print_json_line, to_json
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from mosaic_tasks.observability.gathering import Figures
 
 PORT = 9464
@@ -21,6 +24,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
 _AWAY_S = 10.0
 """A client that says nothing for so long is let go."""
+_SERVER_S = 3.0
+"""So long a command waits for the server, and once more after it was lost."""
 
 
 def metrics(
@@ -51,7 +56,7 @@ def metrics(
     signal.signal(signal.SIGTERM, _interrupt)  # the first process of a container has no default for it
     keys = Keys(settings().namespace)
     with (
-        connect(server_urls().redis_url) as client,
+        impatient(connect(server_urls().redis_url)) as client,
         listening(host, port, lambda: gather(app, client, keys)) as server,
     ):
         url = f"http://{host}:{server.server_address[1]}/metrics"
@@ -60,6 +65,18 @@ def metrics(
         else:
             typer.echo(url)
         server.serve_forever()
+
+
+def impatient(client: Redis) -> Redis:
+    """A client of the same server which gives up before those who ask here do: Prometheus waits for 10 s."""
+    from redis import ConnectionPool, Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    pool = client.connection_pool
+    hurry = {"socket_timeout": _SERVER_S, "socket_connect_timeout": _SERVER_S, "retry": Retry(NoBackoff(), 1)}
+    options = {**pool.connection_kwargs, **hurry}
+    return Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 def _interrupt(*_signal: Any) -> None:
@@ -77,9 +94,16 @@ def listening(host: str, port: int, read: Callable[[], Figures]) -> ThreadingHTT
         figures = staticmethod(read)
 
     try:
-        return ThreadingHTTPServer((host, port), Handler)
+        return _Server((host, port), Handler)
     except OSError as error:
         raise typer.BadParameter(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked has hung up before the answer: that says nothing about this server."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

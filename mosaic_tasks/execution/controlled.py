@@ -9,7 +9,7 @@ again.
 from __future__ import annotations
 
 import re
-import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -45,10 +45,12 @@ class ControlStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._timer: Any = None
-        self._since = time.monotonic()
+        self._seen: dict[Any, float] = {}
+        self._due: deque[Any] = deque()
 
     def start(self, consumer: Any) -> None:
-        """Whenever there is a new connection."""
+        """Whenever there is a new connection. What other workers told meanwhile was revoked before."""
+        self._seen = revoked.as_dict()
         self._timer = consumer.timer.call_repeatedly(LOOK_S, self._look, (consumer,))
 
     def stop(self, _consumer: Any) -> None:
@@ -65,17 +67,24 @@ class ControlStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
             if queues != process.serves:
                 cancel_unhosted(consumer, queues)
                 process.serve(queues)
-            for task_id in list(self._newly_revoked()):
-                revoke(process, task_id)
+            self._revoke(process)
         except RedisError as error:
-            log.warning("control.lost", what="the server was lost, nothing is revoked", error=str(error))
+            log.warning("control.lost", what="the server was lost, so it is revoked later", error=str(error))
+
+    def _revoke(self, process: Process) -> None:
+        self._due.extend(self._newly_revoked())
+        while self._due:
+            task_id = self._due.popleft()
+            try:
+                revoke(process, task_id)
+            except RedisError:
+                self._due.appendleft(task_id)
+                raise
 
     def _newly_revoked(self) -> Iterator[str]:
         """What was revoked since the last look: what runs again, in a run that goes on, was revoked before."""
-        if not revoked:
-            return
-        since, self._since = self._since, time.monotonic()
-        yield from (task_id for task_id, at in revoked.as_dict().items() if since < at <= self._since)
+        before, self._seen = self._seen, revoked.as_dict() if revoked else {}
+        yield from (task_id for task_id, at in self._seen.items() if before.get(task_id) != at)
 
 
 def hosting(app: Any) -> set[str]:
@@ -90,13 +99,13 @@ def cancel_unhosted(consumer: Any, queues: Sequence[str]) -> None:
         consumer.call_soon(consumer.cancel_task_queue, queue)
 
 
-def revoke(process: Process, task_id: str) -> None:
+def revoke(process: Process, task_id: Any) -> None:
     """Cancels a run, or fails a call, where the id is that of one.
 
     Raises:
         redis.RedisError: the server is away.
     """
-    named = _OURS.fullmatch(task_id)
+    named = _OURS.fullmatch(task_id) if isinstance(task_id, str) else None
     if named is None:
         return
     run_id, call = named.groups()

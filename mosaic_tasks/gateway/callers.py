@@ -163,8 +163,12 @@ def _told_to(audit: Audit, deed: Deed, principal: Principal | None = None) -> It
 
 def _deed(request: Request) -> Deed:
     path = getattr(request.scope.get("route"), "path", request.url.path)
-    address = request.client.host if request.client else "unix"
-    return Deed(f"{request.method} {path}", address, str(request.path_params.get("run_id", "")))
+    run_id = str(request.path_params.get("run_id", ""))
+    return Deed(f"{request.method} {path}", _address(request), run_id)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unix"
 
 
 def _who(request: Request, gateway: Gateway, credential: str | None) -> Principal:
@@ -175,8 +179,7 @@ def _who(request: Request, gateway: Gateway, credential: str | None) -> Principa
         Forbidden: a page from elsewhere made a browser ask.
     """
     principal = gateway.gate.admit(credential) if credential else _browsing(request, gateway)
-    address = request.client.host if request.client else "unix"
-    return msgspec.structs.replace(principal, address=address)
+    return msgspec.structs.replace(principal, address=_address(request))
 
 
 def _browsing(request: Request, gateway: Gateway) -> Principal:

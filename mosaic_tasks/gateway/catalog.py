@@ -42,7 +42,8 @@ class Catalog(Mapping[str, Workflow]):
             InputError: there is none.
         """
         if name not in self._workflows:
-            raise InputError(f"there is no workflow {name!r} here{did_you_mean(name, self._workflows)}")
+            meant = did_you_mean(name, self._workflows) or "; GET /v1/workflows names those that there are"
+            raise InputError(f"there is no workflow {name!r} here{meant}")
         return self._workflows[name]
 
     def __getitem__(self, name: str) -> Workflow:

@@ -1,17 +1,58 @@
-"""Connections of clients: one on which nothing is asked for too long is closed.
+"""Connections of clients: one on which nothing is asked for too long is closed, and so is one too many.
 
 The HTTP server itself waits without end for the first request, for the rest of a head that comes slowly, and for the
-rest of a body that was refused; so some hundred idle sockets would keep everybody else out.
+rest of a body that was refused; so some hundred idle sockets would keep everybody else out. And a process that has no
+file descriptor left reaches its own server no more, and logs each client that it cannot accept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
+import time
+from functools import lru_cache
 from typing import Any, cast
 
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mosaic_queues.settings import settings
+
+log = structlog.get_logger(__name__)
+
+_MOST_FILES = 65_536
+BACKLOG = 256
+"""Clients that wait to be accepted; so many are accepted, twice maybe, before one of them is counted."""
+_OWN_FILES = 64 + 2 * BACKLOG
+"""File descriptors that are kept for what is not counted as a connection."""
+_SAY_S = 10.0
+
+
+class Room:
+    """How many connections this process has room for; makes as much as it may.
+
+    Attributes:
+        connections: so many at once.
+    """
+
+    def __init__(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        self.connections = max(most - _OWN_FILES, most // 2)
+        self._said_s = -_SAY_S
+
+    def exceeded(self) -> None:
+        """Says that there are too many, from time to time."""
+        if (now_s := time.monotonic()) - self._said_s >= _SAY_S:
+            self._said_s = now_s
+            what = "too many connections, new ones are closed; raise the limit of open files (ulimit -n)"
+            log.warning("gateway.crowded", what=what, connections=self.connections)
+
+
+room = lru_cache(Room)
+"""That of this process."""
 
 
 class PatientProtocol(H11Protocol):
@@ -22,6 +63,9 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to watch it."""
         super().connection_made(transport)
+        if len(self.connections) > room().connections:
+            room().exceeded()
+            transport.abort()
         self._idle_since_s = self.loop.time()
         self._oversee()
 
@@ -50,4 +94,4 @@ class PatientProtocol(H11Protocol):
             self._overseeing = self.loop.call_later(left_s, self._oversee)
 
 
-__all__ = ["PatientProtocol"]
+__all__ = ["BACKLOG", "PatientProtocol", "Room", "room"]

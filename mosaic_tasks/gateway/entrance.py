@@ -82,7 +82,8 @@ class Entrance:
                 "it be",
             )
         if len(scope["query_string"]) > MOST_QUERY_BYTES:
-            raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, "the query is too long")
+            told = f"the query is too long; at most {MOST_QUERY_BYTES} bytes are taken"
+            raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, told)
         if "content-length" in headers and "transfer-encoding" in headers:
             told = "the length of the body is told in two ways, which a proxy may understand otherwise (smuggling)"
             raise HTTPException(HTTPStatus.BAD_REQUEST, told, headers={"Connection": "close"})
@@ -129,7 +130,8 @@ class _Body:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the body did not come in time") from None
+            told = f"no piece of the body came for {self._patience_s:g} s; send it again, at once"
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, told) from None
         self._is_complete = not message.get("more_body", False)
         self._left -= len(message.get("body", b""))
         if self._left < 0:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.gateway.callers import caller
+from mosaic_tasks.gateway.readers import EVENT_STREAM
 from mosaic_tasks.observability.origin import requested
 
 PREFIX = "mosaic_gateway_"
@@ -91,7 +92,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._begin(message["status"])
             kinds = (value for name, value in message.get("headers", ()) if name.lower() == b"content-type")
-            if any(kind.startswith(b"text/event-stream") for kind in kinds):
+            if any(kind.startswith(EVENT_STREAM.encode()) for kind in kinds):
                 self._streams = True
                 self._meter.streams.inc()
         await self._send(message)

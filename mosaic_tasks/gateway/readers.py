@@ -114,13 +114,16 @@ class Readers:
         self._stands, self._check_s = stands, check_s
         self._open: dict[Stream, Principal | None] = {}
         self._checking: asyncio.Task[None] | None = None
+        self._is_stopped = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, stream: Stream, principal: Principal | None = None) -> None:
-        """It is read, by this one."""
+        """It is read, by this one; it ends at once where the gateway ends already."""
         self._open[stream] = principal
+        if self._is_stopped:
+            stream.stop()
         if self._checking is None:
             self._checking = asyncio.create_task(self._check())
 
@@ -132,7 +135,8 @@ class Readers:
             self._checking = None
 
     def stop(self) -> None:
-        """Ends all, as the gateway does."""
+        """Ends all, as the gateway does, those too whose requests are still on their way to `add`."""
+        self._is_stopped = True
         for stream in self._open:
             stream.stop()
 
@@ -192,8 +196,12 @@ class EventStream(Response):
             await stack.enter_async_context(aclosing(self._body))
             stack.callback(self._readers.drop, self)
             self._readers.add(self, scope.get("state", {}).get(PRINCIPAL))
-            self._writing = asyncio.create_task(self._write(send))
-            await until_either(self._writing, asyncio.create_task(_gone(receive)))
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            if not self._is_stopped:
+                self._writing = asyncio.create_task(self._write(send))
+                await until_either(self._writing, asyncio.create_task(_gone(receive)))
             if self._is_stopped:
                 await self._part(send)
 
@@ -204,8 +212,6 @@ class EventStream(Response):
             self._writing.cancel()
 
     async def _write(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await send(start)
         try:
             async for part in self._body:
                 async with asyncio.timeout(self._patience_s):

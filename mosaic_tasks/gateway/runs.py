@@ -123,9 +123,9 @@ def submit_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Starts a run of a workflow of this gateway, on the account of whoever asks."""
-    workflow = here.catalog.named(body.workflow)
     terms = body.terms(starter.principal.tenant)
     with starter.starting() as starting:
+        workflow = here.catalog.named(body.workflow)
         run_id, is_new = submit_to(
             here.app, workflow, body.inputs, key=idempotency_key, terms=terms, webhook=body.webhook
         )

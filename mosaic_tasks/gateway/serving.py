@@ -29,7 +29,7 @@ from mosaic_tasks.execution.process import Process, close_all, ledger_url, proce
 from mosaic_tasks.gateway.application import application
 from mosaic_tasks.gateway.callers import Gateway
 from mosaic_tasks.gateway.catalog import Catalog
-from mosaic_tasks.gateway.connections import PatientProtocol
+from mosaic_tasks.gateway.connections import BACKLOG, PatientProtocol
 from mosaic_tasks.gateway.entrance import LOOPBACK
 from mosaic_tasks.gateway.readers import Readers
 
@@ -153,6 +153,7 @@ def _serve(
     config = uvicorn.Config(
         web,
         http=PatientProtocol,
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -44,7 +44,11 @@ def readers_of(request: Request) -> Readers:
     return readers
 
 
-AllReaders = Annotated[Readers, Depends(readers_of)]
+async def _all_readers(request: Request) -> Readers:  # a plain function would be called in a thread
+    return readers_of(request)
+
+
+AllReaders = Annotated[Readers, Depends(_all_readers)]
 Reader = Annotated[Principal, Depends(caller("read"))]
 LastEventId = Annotated[
     str | None,

@@ -145,6 +145,15 @@ def _note(said: Said) -> str:
     return shortened(f"failed: {said.failed}" if said.failed else ", ".join(said.problems), _WHY_WIDTH)
 
 
+def answers(record: Record) -> dict[str, str]:
+    """What each expert answered last, by its name; of one that has no answer that counts, why."""
+    return {
+        said.expert: _answer(said.answer) if said.answer else _note(said)
+        for said in record.calls
+        if said.kind == "expert"
+    }
+
+
 def vote_rows(record: Record) -> list[tuple[str, ...]]:
     """A row an answer, by `VOTE_COLUMNS`."""
     return [

@@ -13,7 +13,7 @@ from mosaic_tasks.definition.drawing import reads
 from mosaic_tasks.definition.plan import EdgeKind, NodeKind, Plan
 from mosaic_tasks.inspection.layering import Place, Point, laid_out, layers_of
 from mosaic_tasks.inspection.progress import NodeState, NodeView, state_counts
-from mosaic_tasks.inspection.wording import counted
+from mosaic_tasks.inspection.wording import counted, shortened
 
 MOST_BOXES, MOST_WIRES = 60, 200
 """Of a drawing that people can read, and that a browser draws at once."""
@@ -194,15 +194,22 @@ def boxes(drawn: Diagram, nodes: Sequence[NodeView]) -> Iterator[Box]:
         else:
             node = nodes[numbers[0]]
             rows = tuple(nodes[number] for number in drawn.rows[box])
-            note = items(node) if is_fan_out(node) else node.kind
+            note = items(node) if is_fan_out(node) else _what(node)
             share = node.calls_done / node.calls if is_fan_out(node) and node.calls else None
             about = (node.name, node, node.kind, node.state, note, share, place, height)
             yield Box(*about, rows, drawn.more[box])
 
 
+def _what(node: NodeView) -> str:
+    """What it is; of a mixture that has an answer also which."""
+    if node.record is None or node.record.failure:
+        return node.kind
+    return f"{node.kind}: {shortened(node.record.shown, 20)!r}"
+
+
 def _several(nodes: Sequence[NodeView], place: Place, height: float) -> Box:
     counts = state_counts(nodes)
-    done = sum(node.state in ("done", "skipped") for node in nodes)
+    done = sum(map(is_done, nodes))
     told = ", ".join(f"{counts[state]:,} {state}" for state in URGENCY if state in counts)
     title = counted(len(nodes), "node")
     return Box(title, None, None, most_urgent(counts), told, done / len(nodes), place, height)
@@ -211,6 +218,11 @@ def _several(nodes: Sequence[NodeView], place: Place, height: float) -> Box:
 def most_urgent(states: Iterable[NodeState]) -> NodeState:
     """The one of several that matters most."""
     return min(states, key=URGENCY.index)
+
+
+def is_done(node: NodeView) -> bool:
+    """Whether all of it that is needed is there."""
+    return node.state in ("done", "skipped")
 
 
 def is_fan_out(node: NodeView) -> bool:
@@ -233,6 +245,7 @@ __all__ = [
     "Wire",
     "boxes",
     "diagram",
+    "is_done",
     "is_fan_out",
     "items",
     "most_urgent",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 _SWEEPS = 6
 _GAP_X, _GAP_Y = 64.0, 20.0
 _PASSING = 8.0
-"""How much of a layer's height a wire takes that passes it."""
+"""How much of a layer's height a wire takes that passes it, two that pass side by side with nothing between."""
 
 Link = tuple[int, int]
 Point = tuple[float, float]
@@ -122,14 +122,18 @@ class _Grid:
     def _stack(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
         """Places a layer's members in their order, as near to the wanted middles as their heights allow."""
         lower = -float("inf")
-        tops = []
-        for number, middle in zip(layer, wanted, strict=True):
-            tops.append(max(middle - self._heights[number] / 2, lower))
-            lower = tops[-1] + self._heights[number] + _GAP_Y
+        tops = list[float]()
+        for place, (number, middle) in enumerate(zip(layer, wanted, strict=True)):
+            above = self._gap(layer[place - 1], number) if place else 0.0
+            tops.append(max(middle - self._heights[number] / 2, lower + above))
+            lower = tops[-1] + self._heights[number]
         middles = [top + self._heights[number] / 2 for top, number in zip(tops, layer, strict=True)]
         off = sum(found - want for found, want in zip(middles, wanted, strict=True)) / len(layer)
         for number, middle in zip(layer, middles, strict=True):
             self._middle[number] = middle - off
+
+    def _gap(self, one: int, other: int) -> float:
+        return 0.0 if min(one, other) >= self._boxes else _GAP_Y
 
     def layout(self, width: float) -> Layout:
         numbers = range(len(self._heights))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mosaic_queues.errors import InputError
 from mosaic_tasks.reports import markdown, page
 from mosaic_tasks.reports.document import About, Entries, Limits, excerpt_of
 from mosaic_tasks.reports.formats import Format
@@ -77,6 +78,11 @@ class Work:
         if self.template is None:
             return page.report(self.about, excerpt_of(self.entries(), limits))
         text, ended_ms = self.markdown
+        if len(text) > (most := 2 * limits.all_chars):
+            raise InputError(
+                f"the template makes {len(text):,} characters, and this format bears {most:,}; show fewer lines, or "
+                "make --format markdown"
+            )
         return page.of_markdown(self.about.title, text, ended_ms=ended_ms)
 
     def blocks(self) -> Iterator[str]:

@@ -29,7 +29,7 @@ def read_marks(path: Path) -> Marks:
     """The marks in a file; none where there is none, or where somebody wrote something else into it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Marks)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return Marks()
 
 

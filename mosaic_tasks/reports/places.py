@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -53,11 +54,16 @@ class Folder:
         except OSError as error:
             raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # what keeps it from being written may keep it from being deleted
+                fresh.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
         """Unlinks it."""
-        (self._root / name).unlink(missing_ok=True)
+        path = self._root / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot delete {str(path)!r}: {error.strerror or error}") from error
 
 
 class Store:
@@ -103,14 +109,17 @@ class Store:
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """A local file, which is uploaded, in parts when it is large."""
-        self._work.mkdir(parents=True, exist_ok=True)
         fresh = self._work / f"{name.replace('/', '-')}.fresh"
         try:
+            self._work.mkdir(parents=True, exist_ok=True)
             yield fresh
             with self._told("write", name):
                 self._store.put(name, fresh)
+        except OSError as error:
+            raise InputError(f"cannot write {str(fresh)!r}: {error.strerror or error}") from error
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # what keeps it from being written may keep it from being deleted
+                fresh.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
         """Deletes it."""
@@ -121,17 +130,21 @@ class Store:
                 return
 
     def fetch(self, name: str, to: Path) -> None:
-        """Downloads a file, piece by piece; where there is none nothing is made."""
-        fresh = to.with_name(f".{to.name}.fresh")
+        """Downloads a file, piece by piece; where there is none, or another process was faster, nothing is made."""
+        fresh = to.with_name(f".{to.name}.{os.getpid()}.fresh")
         with self._told("read", name):
             try:
                 pieces = self._store.get(name).stream()
             except FileNotFoundError:
                 return
-            with fresh.open("wb") as file:
-                for piece in pieces:
-                    file.write(bytes(piece))
-        fresh.replace(to)
+            try:
+                with fresh.open("wb") as file:
+                    for piece in pieces:
+                        file.write(bytes(piece))
+                with suppress(FileExistsError):
+                    os.link(fresh, to)
+            finally:
+                fresh.unlink(missing_ok=True)
 
     @contextmanager
     def _told(self, verb: str, name: str) -> Iterator[None]:

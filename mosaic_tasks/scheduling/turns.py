@@ -118,9 +118,9 @@ class Turns:
             f"done, and nothing starts before that; to have it start now: mosaic schedule pause {schedule.name}, "
             f"then mosaic schedule resume {schedule.name}"
         )
-        self._tell(schedule.name, problem)
         if schedule.problem != problem:
             self._note(schedule, problem=problem)
+        self._tell(schedule.name, problem)
         return AGAIN_S
 
     def _note(

@@ -40,6 +40,10 @@ class PendingWebhooks:
         self._client, self._keep_s = client, int(keep_s) + 1
         self._due, self._prefix = f"{namespace}:webhooks", f"{namespace}:webhook:"
 
+    def now_ms(self) -> int:
+        """By the server's clock, which is that of `since_ms`."""
+        return server_ms(self._client)
+
     def register(self, run_id: str, url: str) -> None:
         """Notes it; a second time changes nothing."""
         now_ms = server_ms(self._client)

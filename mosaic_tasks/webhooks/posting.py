@@ -66,14 +66,20 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    head = b""
-    while b"\r\n\r\n" not in head:
+    """That of the answer; what a receiver says before it (100, 103) is passed over."""
+    read, size = b"", 0
+    while True:
+        head, end, rest = read.partition(b"\r\n\r\n")
+        if end and not re.match(rb"HTTP/1\.1 1\d\d[ \r]", head + end):
+            return head + end
+        if end:
+            read = rest
+            continue
         connection.settimeout(_left(deadline))
         piece = connection.recv(4096)
-        head += piece
-        if not piece or len(head) > _MAX_HEAD_BYTES:
+        read, size = read + piece, size + len(piece)
+        if not piece or size > _MAX_HEAD_BYTES:
             raise OSError("it answers with something else than HTTP")
-    return head
 
 
 def _left(deadline: float) -> float:

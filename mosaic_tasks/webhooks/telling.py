@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -23,7 +25,11 @@ LEASE_S = 60.0
 """Whoever makes an attempt has so long; then another process makes it again."""
 UNOPENED_S = 60.0
 """A run that is not there so long after its webhook was registered will not be."""
-AT_ONCE = 8
+AT_ONCE = 32
+AT_ONCE_TO_ONE = 8
+"""A receiver that is slow must not hold up what others are told."""
+LOOKS = 100
+"""So many runs are looked at in a round."""
 
 
 class Telling:
@@ -32,10 +38,12 @@ class Telling:
     def __init__(self, pending: PendingWebhooks, run: Callable[[str], RunRecord]) -> None:
         self._pending, self._run = pending, run
         self._places = threading.BoundedSemaphore(AT_ONCE)
+        self._busy: Counter[str] = Counter()
+        self._guard = threading.Lock()
 
     def sweep(self) -> None:
         """Looks at the runs whose turn it is."""
-        for run_id in self._pending.due(most=AT_ONCE):
+        for run_id in self._pending.due(most=LOOKS):
             found = self._pending.read(run_id)
             if found is None:
                 self._pending.drop(run_id)
@@ -44,7 +52,7 @@ class Telling:
 
     def _ended(self, found: Pending) -> Pending | None:
         """It with what is told, where its run is over; else it is come back to, the later the longer that takes."""
-        waited_s = datetime.now(UTC).timestamp() - found.since_ms / 1000
+        waited_s = (self._pending.now_ms() - found.since_ms) / 1000
         try:
             record = self._run(found.run_id)
         except UnknownRun:
@@ -60,17 +68,34 @@ class Telling:
         return found._replace(body=body)
 
     def _begin(self, found: Pending) -> None:
+        receiver = urlsplit(found.url).netloc
+        if self._is_busy(receiver):
+            self._pending.put_off(found.run_id, pause_s=1.0, tries=found.tries)
+            return
         if not self._places.acquire(blocking=False):
             return
+        self._count(receiver, 1)
         self._pending.put_off(found.run_id, pause_s=LEASE_S, tries=found.tries)
-        threading.Thread(target=self._tell, args=(found,), name="mosaic-webhook", daemon=True).start()
+        threading.Thread(
+            target=self._tell, args=(found, receiver), name="mosaic-webhook", daemon=True
+        ).start()
 
-    def _tell(self, found: Pending) -> None:
+    def _is_busy(self, receiver: str) -> bool:
+        with self._guard:
+            return self._busy[receiver] >= AT_ONCE_TO_ONE
+
+    def _count(self, receiver: str, step: int) -> None:
+        with self._guard:
+            self._busy[receiver] += step
+            self._busy += Counter()  # forgets those at zero
+
+    def _tell(self, found: Pending, receiver: str) -> None:
         try:
             self._conclude(found, _attempt(found))
         except RedisError as error:
             log.warning("webhook.unnoted", what="it is told once more", run=found.run_id, error=str(error))
         finally:
+            self._count(receiver, -1)
             self._places.release()
 
     def _conclude(self, found: Pending, failure: Failure | None) -> None:

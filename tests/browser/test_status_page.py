@@ -130,6 +130,69 @@ def test_a_run_is_cancelled_and_a_node_runs_again(
     assert run.output() == 7
 
 
+def test_who_clicks_twice_means_it_once(served: Served, opened: Opener, redis_client: Redis) -> None:
+    run = gated()
+    page, _ = opened(f"{served().url}/runs/{run.id}?node=first")
+    page.get_by_role("button", name="Run again").dblclick()
+    expect(box(page, "first")).to_contain_text("epoch 1")
+    open_gate(redis_client, "go", times=2)
+    expect(status(page)).to_have_text(re.compile("done"))
+    expect(box(page, "first")).to_contain_text("epoch 1")
+    page.get_by_role("button", name="Run again").click()  # and on the page that came it may be clicked again
+    expect(box(page, "first")).to_contain_text("epoch 2")
+    open_gate(redis_client, "go")
+    expect(status(page)).to_have_text(re.compile("done"))
+
+
+def test_a_run_that_is_past_its_retention_stays_as_it_was_seen(
+    served: Served, opened: Opener, redis_client: Redis
+) -> None:
+    first = served()
+    run = gated()
+    page, watched = opened(f"{first.url}/runs/{run.id}")
+    expect(page.locator("#link")).to_have_text("live")
+    first.kill()
+    run.cancel("over")
+    redis_client.delete(*redis_client.scan_iter(f"mosaic:{{{run.id}}}:*"))
+    served(port=first.port)
+    expect(page.locator("#link")).to_have_text("not kept any more")
+    expect(box(page, "first")).to_be_visible()
+    watched.problems = [
+        each
+        for each in watched.problems
+        if not any(word in each for word in ("net::ERR", "EventSource", "404"))
+    ]  # the browser tells of those
+
+
+def test_a_text_that_is_selected_stays_until_it_is_selected_no_more(
+    served: Served, opened: Opener, redis_client: Redis
+) -> None:
+    run = run_of({"speak": tool("lines")}, "speak")
+    page, _ = opened(f"{served().url}/runs/{run.id}")
+    said = page.locator("#output pre")
+    expect(said).to_have_text("the first line")
+    said.evaluate("text => document.getSelection().selectAllChildren(text)")
+    open_gate(redis_client, "more")
+    open_gate(redis_client, "end")
+    expect(status(page)).to_have_text(re.compile("done"))  # the rest of the page goes on
+    assert page.evaluate("document.getSelection().toString()") == "the first line"
+    page.evaluate("document.getSelection().removeAllRanges()")
+    expect(said).to_have_text("the first line\nthe second line")
+
+
+def test_times_count_on_by_themselves_whatever_the_clock_here_says(served: Served, opened: Opener) -> None:
+    run = gated()
+    page, _ = opened(f"{served().url}/runs/{run.id}")
+    page.add_init_script("const now = Date.now; Date.now = () => now() + 86_400_000;")
+    page.reload()
+    expect(page.locator("#link")).to_have_text("live")
+    took = page.locator("#head .ticking")
+    shown = took.inner_text()
+    expect(took).not_to_have_text(shown)
+    expect(took).to_have_text(re.compile(r"^\d+ s$|^\d min \d\d s$"))
+    run.cancel()
+
+
 def test_a_mixture_tells_its_votes_and_takes_a_score(served: Served, opened: Opener, tmp_path: Path) -> None:
     run = ask(experts(tmp_path, number(4), number(4), number(5)), gate={"kind": "none"})
     run.result(READY_S)

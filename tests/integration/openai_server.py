@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tests.services import READY_S
+
 
 class Asked(msgspec.Struct):
     """A request as the server saw it."""
@@ -93,7 +95,7 @@ async def serving(*script: Reply) -> AsyncIterator[Server]:
     server = Server(*script)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    async with listener, asyncio.timeout(10):
+    async with listener, asyncio.timeout(2 * READY_S):  # a worker may have to start meanwhile
         yield server
         await server.settled()
 

@@ -230,10 +230,11 @@ def endless() -> Iterator[int]:
 
 
 def long_texts() -> Iterator[str]:
-    """16 MB, far more than a connection holds, in few pieces; then waits."""
+    """16 MB, far more than a connection holds, in few pieces; once the gate is open, the end."""
     for number in range(160):
         yield f"{number} " + "x" * 100_000
     gate("more")
+    yield "the end"
 
 
 def texts_of_bytes(pieces: list[str], errors: str) -> Iterator[str]:

@@ -365,6 +365,16 @@ def test_inputs_that_are_others_are_told(place: Path, worker: None) -> None:
     assert Path("out.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("output", ["in.jsonl", "./in.jsonl", "in.html"])
+def test_inputs_are_never_taken_for_results(place: Path, output: str) -> None:
+    """A last line without its end would be cut off, if it begins as a result does."""
+    (place / "in.jsonl").write_text('{"line":"of a poem"}')
+    answer = batch(output=output)
+    assert answer.exit_code == ExitCode.USAGE
+    assert "which are the inputs" in answer.stderr
+    assert (place / "in.jsonl").read_text() == '{"line":"of a poem"}'
+
+
 def test_one_batch_at_a_time_writes_a_file(place: Path) -> None:
     with Path("out.jsonl").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

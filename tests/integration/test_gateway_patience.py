@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -75,6 +78,28 @@ def test_a_connection_on_which_nothing_is_asked_is_closed(running: GatewayProces
         assert said(running, begun) == b""
     refused = said(running, HEAD + b"Content-Length: 99999999\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 413 ")
+
+
+def test_more_connections_than_there_is_room_for_are_closed_and_said_once(
+    file: Path, redis_url: str, tmp_path: Path
+) -> None:
+    with gateway(file, redis_url=redis_url, home=tmp_path) as running, contextlib.ExitStack() as opened:
+        resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (200, 200))
+        at = ("127.0.0.1", running.port)
+        socks = [opened.enter_context(socket.create_connection(at, timeout=READY_S)) for _ in range(110)]
+        running.wait_said("gateway.crowded")
+        closed = select.select(socks, [], [], READY_S)[0]
+        assert 0 < len(closed) <= 10
+        opened.close()
+        with running.client() as http:
+            for _ in range(100):
+                with contextlib.suppress(httpx2.TransportError):
+                    assert http.get("/health/ready").status_code == 200
+                    break
+            else:
+                pytest.fail("nobody gets in any more")
+        assert running.log.count("gateway.crowded") == 1
+        assert "Traceback" not in running.log
 
 
 def test_a_body_of_two_lengths_is_refused_and_nothing_behind_it_is_read(running: GatewayProcess) -> None:

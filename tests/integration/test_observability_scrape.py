@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
+COUNTED_S = 20.0
+"""Processes tell with their beat what they counted."""
 KEYS = Keys("mosaic")
 TOOLS, STREAMS = "tests.integration.run_tools", "tests.integration.stream_tools"
 PRICED = "provider: replay, price: {input: 100, output: 1000}"
@@ -122,11 +125,13 @@ def run_all(tmp_path: Path) -> None:
     bad = {"name": "bad", "nodes": {"bad": {"tool": f"{TOOLS}:boom"}}, "output": "bad"}
     runs.append(submit(Workflow.from_data(bad)))
     experts = [{"name": name, "model": f"pool:{name}"} for name in ("one", "other")]
-    last = {"name": "last", "model": says(tmp_path, "last", number(18))}
+    slow = number(18, prose="word " * 9999)
+    experts += [
+        {"name": "slow", "model": says(tmp_path, "slow", slow, tokens_per_s=1.0)},
+        {"name": "last", "model": says(tmp_path, "last", number(18))},
+    ]
     gate = {"kind": "margin", "margin": 2, "confidence": None}
-    runs.append(
-        ask([*experts, last], gate=gate, waves=2, aggregator={"kind": "synthesis", "model": "pool:one"})
-    )
+    runs.append(ask(experts, gate=gate, waves=3, aggregator={"kind": "synthesis", "model": "pool:one"}))
     assert [run.wait(WAIT_S).status for run in runs] == ["done", "failed", "done"]
 
 
@@ -136,10 +141,15 @@ def test_everything_that_alerts_and_dashboard_ask_for_is_told(
     with socket.socket() as nobody, Site(redis_server.urls, tmp_path) as site:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
-        env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "MOSAIC_LIVENESS_S": "1"}
+        env = {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "none",
+            "MOSAIC_LIVENESS_S": "1",
+            "MOSAIC_REPLAY_SPEED": "1",
+        }
         queues = ["mosaic.api.openai", "mosaic.api.replay", "mosaic.cpu"]
         add(redis_client, "yearly", cron="0 0 1 1 *")
-        started = [site.start("mosaic_tasks.app", queues, pool="prefork", concurrency=2, env=env)]
+        started = [site.start("mosaic_tasks.app", queues, pool="prefork", concurrency=4, env=env)]
         started += [site.host(FAST, tmp_path), site.beat()]
         for worker in started[:2]:
             worker.wait_ready()
@@ -153,11 +163,10 @@ def test_everything_that_alerts_and_dashboard_ask_for_is_told(
             assert stranger.get("/v1/runs").status_code == 401
             own = series(client.get("/metrics").text)
         with metrics(redis_url, tmp_path) as url, key_events(redis_client, "h") as happened:
+            deadline = time.monotonic() + COUNTED_S
             while missing := asked_for() - own.keys() - (found := scraped(url)).keys():
-                try:
-                    next(event for event in happened if event[1] == tallies_key(KEYS))
-                except StopIteration:
-                    pytest.fail(f"these never came: {missing}", pytrace=False)
+                assert time.monotonic() < deadline, f"these never came: {missing}"
+                next(event for event in happened if event[1] == tallies_key(KEYS))
     assert 1.0 in found["mosaic_breaker_open"]
     assert found["mosaic_beat_leads"] == [1.0]
     assert found["mosaic_losses_total"] == [1.0]

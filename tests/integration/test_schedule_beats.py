@@ -18,6 +18,7 @@ from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.scheduling.schedules import Schedules
 from mosaic_tasks.scheduling.starting import put_schedule
+from mosaic_tasks.scheduling.turns import AT_ONCE
 from tests.integration.schedule_beats import (
     LOCK,
     Beats,
@@ -29,7 +30,7 @@ from tests.integration.schedule_beats import (
     run_ids,
     ticks,
 )
-from tests.services import READY_S, ServerForTests, Workers
+from tests.services import READY_S, ServerForTests, Workers, key_events
 
 pytestmark = [
     pytest.mark.integration,
@@ -176,6 +177,43 @@ def test_a_paused_schedule_starts_nothing_and_leaves_out_the_ticks_of_its_pause(
     assert ticks(redis_client, "paused") == [begin + 7200]
 
 
+def test_a_clock_that_is_set_back_is_told_and_resuming_goes_on_from_now(
+    beats: Beats, redis_client: Redis, clock: Clock
+) -> None:
+    schedules, begin = Schedules(redis_client, Keys("mosaic")), seconds("2026-06-01")
+    add(redis_client, "n", cron="0 * * * *")
+    clock.begin("n", begin)
+    clock.move(begin + 365 * 86_400)
+    beat = beats.beat()
+    clock.await_ticks("n", 1)
+    clock.move(begin)
+    beat.wait_said("clock was set back")
+    assert "mosaic schedule resume n" in schedules.get("n").problem
+    schedules.pause("n")
+    schedules.resume("n")
+    clock.begin("n", begin)
+    clock.move(begin + 3600)
+    assert clock.await_ticks("n", 2)[-1] == begin + 3600
+    assert schedules.get("n").problem == ""
+
+
+def test_a_schedule_that_is_paused_while_it_catches_up_stops(
+    beats: Beats, redis_client: Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year of minutes was missed; at its first tick somebody pauses it, and the others go on."""
+    begin = seconds("2026-06-01")
+    for name in ("a", "b"):
+        add(redis_client, name, cron="* * * * *", catch_up="all", catch_up_limit=1000)
+        clock.begin(name, begin)
+    clock.move(begin + 365 * 86_400)
+    beats.beat()
+    clock.await_ticks("b", 1)
+    assert len(ticks(redis_client, "a")) <= 2 * AT_ONCE, "each has its turn"
+    Schedules(redis_client, Keys("mosaic")).pause("a")
+    Schedules(redis_client, Keys("mosaic")).pause("b")
+    assert int(redis_client.hget("mosaic:schedule:a", "last") or 0) < begin + 365 * 86_400
+
+
 def test_nonsense_stops_neither_the_beat_nor_the_other_schedules(
     beats: Beats, redis_client: Redis, clock: Clock
 ) -> None:
@@ -220,8 +258,10 @@ def test_nonsense_stops_neither_the_beat_nor_the_other_schedules(
 def test_told_to_end_a_beat_gives_back_the_lock_and_leaves_nothing(
     beats: Beats, redis_client: Redis, tmp_path: Path
 ) -> None:
-    beat = beats.beat()
-    beat.wait_said("Acquired lock")
+    with key_events(redis_client, "g") as heard:
+        beat = beats.beat()
+        for _ in range(2):  # it is set, and then extended: by a beat that knows that it has it
+            next(key for event, key in heard if (event, key) == ("expire", LOCK))
     beat.stop()
     assert (beat.returncode, redis_client.exists(LOCK)) == (0, 0)
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 from typer.testing import CliRunner, Result
 
+from mosaic_queues.errors import InputError
 from mosaic_queues.keys import Keys
 from mosaic_tasks import get_run
 from mosaic_tasks.app import app
@@ -268,6 +269,42 @@ def test_only_the_holder_of_the_lock_notes_that_an_entry_was_sent(redis_client: 
     assert noted("mine") == (1, b"meta", 5.0)
     redis_client.delete("entry", "due")
     assert noted("mine") == (1, None, None), "one that was removed meanwhile stays so"
+
+
+def test_pause_resume_and_a_run_by_hand_make_no_schedule_that_was_removed_meanwhile(
+    redis_client: Redis, schedules: Schedules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shell removes it between their look and their deed."""
+    check = Schedules._check
+
+    def removed_after(self: Schedules, name: str) -> None:
+        check(self, name)
+        redis_client.srem("mosaic:schedules", name)
+        redis_client.delete(f"mosaic:schedule:{name}")
+
+    for act in (Schedules.pause, Schedules.resume):
+        added(schedules).pause("n")
+        with monkeypatch.context() as patched:
+            patched.setattr(Schedules, "_check", removed_after)
+            with pytest.raises(InputError, match="there is no schedule 'n'"):
+                act(schedules, "n")
+    schedules.note_by_hand("n", "run")
+    assert list(redis_client.scan_iter("mosaic:schedule*")) == []
+
+
+def test_a_schedule_tells_the_ends_of_its_runs_to_its_webhook(
+    mosaic: Mosaic, file: Path, schedules: Schedules, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(FILE.replace("nightly: {", "nightly: {webhook: 'https://127.0.0.1/hook', "))
+    assert "no public address" in mosaic("add", "FILE", code=2).output
+    monkeypatch.setenv("MOSAIC_WEBHOOK_ALLOW", "127.0.0.1")
+    mosaic("add", "FILE")
+    by_hand = said(mosaic("run", "nightly", "--json"))["run"]
+    by_tick = start_tick(process_for(app), schedules.get("nightly"), schedules.plan("nightly"), 60, before=0)
+    for run in (by_hand, by_tick):
+        assert redis_client.hget(f"mosaic:webhook:{run}", "url") == b"https://127.0.0.1/hook"
+    mosaic("add", "FILE", "--name", "often", "--every", "15m", "--webhook", "https://127.0.0.1/other")
+    assert schedules.get("often").said.webhook == "https://127.0.0.1/other"
 
 
 def test_a_removed_schedule_is_not_made_again_by_noting(redis_client: Redis, schedules: Schedules) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import time_machine
 from receiver import Receiver, receiving
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -201,6 +203,44 @@ def test_a_worker_without_a_secret_leaves_it_for_later(
     assert len(receiver.came) == 1
 
 
+@LEAVES_RUNS
+def test_a_receiver_that_is_slow_holds_up_nobody_else(
+    ended: Run, receiver: Receiver, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "AT_ONCE_TO_ONE", 1)
+    monkeypatch.setattr(telling, "AT_ONCE", 2)
+    answer, came = threading.Event(), threading.Event()
+    receiver.before = lambda: answer.wait(TOLD_S)
+    for _ in range(2):
+        submit(WORKFLOW, {"x": 1}, webhook=receiver.url).cancel()
+    with receiving() as other:
+        other.before = came.set
+        last = submit(WORKFLOW, {"x": 1}, webhook=other.url)
+        last.cancel()
+        sweeper().sweep()
+        try:
+            assert came.wait(TOLD_S)
+            assert len(receiver.came) == 1
+        finally:
+            answer.set()
+            drained(redis_client)
+        assert other.ids() == [f"msg_{last.id}"]
+
+
+@LEAVES_RUNS
+def test_many_runs_that_go_on_hold_up_none_that_ended(
+    receiver: Receiver, came: threading.Event, mosaic_process: Settings, redis_client: Redis
+) -> None:
+    for _ in range(40):
+        submit(WORKFLOW, {"x": 1}, webhook=receiver.url)
+    last = submit(WORKFLOW, {"x": 1}, webhook=receiver.url)
+    last.cancel()
+    sweeper().sweep()
+    assert came.wait(TOLD_S)
+    drained(redis_client)
+    assert receiver.ids() == [f"msg_{last.id}"]
+
+
 # -- what it costs, and what is refused ------------------------------------------------------------------------
 
 
@@ -243,6 +283,18 @@ def test_who_dies_before_the_run_is_open_leaves_nothing_for_ever(
     monkeypatch.setattr(telling, "UNOPENED_S", -1.0)
     sweeper().sweep()
     assert webhook_keys(redis_client) == []
+
+
+def test_a_clock_of_the_worker_that_is_ahead_loses_no_webhook(
+    mosaic_process: Settings, redis_client: Redis
+) -> None:
+    """The run of it is about to open."""
+    pending = process_for(app).webhooks
+    with time_machine.travel(time.time() + 3600, tick=True):
+        pending.register("to-be-opened", "https://example.org/")
+        sweeper().sweep()
+    assert len(webhook_keys(redis_client)) == 2
+    pending.drop("to-be-opened")
 
 
 def test_the_same_run_is_noted_once(mosaic_process: Settings, redis_client: Redis) -> None:

@@ -48,6 +48,24 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
         results.append(result(1))
 
 
+def test_results_that_are_put_in_order_still_belong_to_one_batch(tmp_path: Path) -> None:
+    first, second = (Item(number, f"k{number}", {}) for number in (1, 2))
+    path, mixed = tmp_path / "out.jsonl", [second._replace(number=1), first._replace(number=2)]
+    with opened(path, mark="k") as results:
+        for item in (first, second):
+            results.append(Result(line=item.number, run=None, status="bad", key=item.key))
+    with opened(path, mark="k") as results:
+        assert all(results.earlier(item) for item in mixed)
+        results.settle()
+        results.sort(mixed)
+        with pytest.raises(InputError, match="another `mosaic batch` writes"), opened(path, mark="k"):
+            pass
+    with opened(path, mark="k") as results:
+        assert all(results.earlier(item) for item in mixed)
+        assert results.in_order == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_an_output_that_cannot_be_read_back_is_a_failure_of_its_line() -> None:
     class Broken:
         id = "r"

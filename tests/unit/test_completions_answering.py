@@ -229,7 +229,7 @@ def test_silence_is_filled_with_comments_and_ends_where_nobody_serves() -> None:
     async def main() -> None:
         served, client = MadeRun(FOR_EVER), Client()
         told = answer(served, client, silence_s=0.001)
-        while client.body.count(": waiting") < 3:
+        while client.body.count(": here") < 3:
             await asyncio.sleep(0.001)
         client.has_left.set()
         await told

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 from made_observers import Sums, observer
 from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typer import BadParameter
 
@@ -19,11 +24,12 @@ from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.transitions import LiveCall, Usage
 from mosaic_queues.work import Work
 from mosaic_routing.inventory import EngineReport, EngineState
-from mosaic_tasks.cli.metrics import listening
+from mosaic_tasks.cli.metrics import impatient, listening
 from mosaic_tasks.cli.probing import not_ready
 from mosaic_tasks.observability import figures
 from mosaic_tasks.observability.exposition import exposition
 from mosaic_tasks.observability.gathering import Figures, queues_of, served, together
+from mosaic_tasks.observability.tracing import Tracer
 
 HOSTING = ("mosaic.gpu.m", "mosaic.l4.m", "mosaic.direct.w@h")
 
@@ -101,6 +107,46 @@ def test_a_page_that_is_none_is_not_found_and_a_server_that_is_away_is_told() ->
             assert answer.read() == b'{"waiting":3,"running":2,"work":5}'
     with answering(away) as root, pytest.raises(HTTPError, match="503"):
         urlopen(f"{root}/metrics")
+
+
+def test_who_hangs_up_before_the_answer_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    asked, gone = threading.Event(), threading.Event()
+
+    def slow() -> Figures:
+        asked.set()
+        gone.wait(30)
+        return FIGURES._replace(queues={"q" * 1_000_000: Work()})
+
+    with answering(slow) as root:
+        address = ("127.0.0.1", int(root.rpartition(":")[2]))
+        with socket.create_connection(address) as client:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            asked.wait(30)
+            # A reset, not an end.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        (answers,) = [each for each in threading.enumerate() if "process_request" in each.name]
+        gone.set()
+        answers.join(30)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_server_that_is_away_is_asked_no_more_than_twice_and_not_for_long() -> None:
+    def hang_up_twice() -> None:
+        for _ in range(2):
+            away.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as away:
+        patient = Redis(port=away.getsockname()[1], socket_timeout=60.0)
+        with impatient(patient) as client:
+            assert client.connection_pool.connection_kwargs["socket_timeout"] <= 3.0
+            thread = threading.Thread(target=hang_up_twice)
+            thread.start()
+            with pytest.raises(RedisConnectionError):
+                client.ping()
+            thread.join()
+            away.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                away.accept()
 
 
 def test_an_address_that_cannot_be_had_is_told() -> None:
@@ -205,3 +251,50 @@ def test_a_batch_that_could_not_be_sent_is_sent_again_as_it_was() -> None:
 def test_names_that_users_chose_are_left_out_of_what_counts_under_other() -> None:
     assert figures.DECIDED.capped(("w", "n", "gate")) == ("other", "other", "gate")
     assert figures.CALLS.capped(("tool", "done")) == ("tool", "done")
+
+
+def test_what_is_no_amount_is_left_out_and_nothing_goes_back() -> None:
+    sums = Sums()
+    seen = observer(sums)
+    for amount in (2.0, math.nan, math.inf, -5.0, 1e308, 10**400):
+        seen.tallies.add(figures.COST, "m", amount=amount)
+    seen.tallies.observe(figures.CALLS, -3.0, "tool", "done")
+    seen.flush()
+    found = samples_of(FIGURES._replace(tallies=sums.tallies()))
+    assert found["mosaic_cost_usd_total", "m"] == 2.0
+    assert (
+        found["mosaic_call_seconds_sum", "tool", "done"],
+        found["mosaic_call_seconds_count", "tool", "done"],
+    ) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ['a\n"b"\\\r\0\u2028{x="1"}', "m\udc80", "w" * 1_000_000])
+def test_hostile_names_are_told_apart_cut_and_escaped(name: str) -> None:
+    sums = Sums()
+    seen = observer(sums)
+    seen.used(Usage("0", name, 1, 0, None))
+    seen.used(Usage("0", "m", 2, 0, None))
+    seen.flush()
+    text = exposition(FIGURES._replace(tallies=sums.tallies()))
+    assert len(text) < 20_000
+    told = {
+        sample.labels["model"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "mosaic_tokens_total"
+    }
+    assert told == {name[:200].replace("\udc80", "?"): 1, "m": 2}
+
+
+def test_a_counter_without_labels_is_there_before_it_counts() -> None:
+    assert samples_of(FIGURES)["mosaic_losses_total",] == 0
+
+
+def test_spans_that_are_lost_are_counted() -> None:
+    class Losing:
+        def take_lost(self) -> int:
+            return 3
+
+    sums, tracer = Sums(), Losing()
+    observer(sums, cast("Tracer", tracer)).flush()
+    assert samples_of(FIGURES._replace(tallies=sums.tallies()))["mosaic_spans_lost_total",] == 3

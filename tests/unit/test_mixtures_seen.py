@@ -23,7 +23,15 @@ from mosaic_tasks.cli import application
 from mosaic_tasks.cli.live import Lines, render
 from mosaic_tasks.definition.drawing import mermaid, text
 from mosaic_tasks.inspection.arranging import arranged
-from mosaic_tasks.inspection.decisions import DECIDED_BY, call_rows, in_full, in_short, totals, vote_rows
+from mosaic_tasks.inspection.decisions import (
+    DECIDED_BY,
+    answers,
+    call_rows,
+    in_full,
+    in_short,
+    totals,
+    vote_rows,
+)
 from mosaic_tasks.inspection.explaining import explain
 from mosaic_tasks.inspection.progress import NodeView, Progress, RunView, project
 from mosaic_tasks.inspection.telling import Teller
@@ -191,6 +199,17 @@ def test_a_record_as_tables() -> None:
     ]
     assert vote_rows(made.RECORD) == [("18", "2", "0.88"), ("5", "1", "0.10")]
     assert totals(made.RECORD) == "3 calls, 18 tokens, 250 ms"
+
+
+def test_of_each_expert_its_last_answer_is_told_or_why_it_has_none() -> None:
+    calls = (
+        Said("3.0", "a", answer="5"),
+        Said("3.1", "a", round=2, answer="18"),
+        Said("4.0", "b", problems=("schema",)),
+        Said("5.0", "slow", is_cut=True),
+        Said("6.0", "verifier", kind="verifier", answer="right"),
+    )
+    assert answers(made.with_calls(*calls)) == {"a": "'18'", "b": "schema", "slow": "cut off"}
 
 
 def test_answers_change_no_terminal_and_stay_on_their_line() -> None:

@@ -68,6 +68,15 @@ def test_wires_that_need_not_cross_do_not() -> None:
     assert layout.places[3].y < layout.places[2].y
 
 
+def test_wires_that_pass_a_layer_side_by_side_lie_close() -> None:
+    """A chain, and behind it a box that reads all of it, as another one does."""
+    deps = [(), (0,), (1,), (2,), (3,), (0, 1, 2, 3, 4), (0, 1, 2, 3, 5)]
+    layout = laid_out([54.0] * len(deps), deps, width=WIDTH)
+    passing = sorted(layout.ways[number, 6][-2][1] for number in range(4))
+    assert min(below - above for above, below in pairwise(passing)) == pytest.approx(8)
+    assert layout.height < 200
+
+
 def shown(plan: Plan, story: Story) -> dict[str, Box]:
     view = project(plan, story.events)
     return {box.title: box for box in boxes(diagram(plan), view.nodes)}
@@ -99,6 +108,11 @@ def test_whom_a_mixture_asks_stands_in_its_box() -> None:
     inside = [each.name for each in plan.nodes if each.asked_by is not None]
     assert [row.name for row in found["answer"].rows] == inside
     assert [(wire.source, wire.reader) for wire in diagram(plan).wires] == [(0, 1), (1, 2)]
+
+
+def test_a_mixture_tells_its_answer() -> None:
+    assert shown(made_mixtures.plan(), made_mixtures.over())["answer"].note == "mixture: '18'"
+    assert shown(made_mixtures.plan(), made_mixtures.asking())["answer"].note == "mixture"
 
 
 def test_more_experts_than_a_box_has_room_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

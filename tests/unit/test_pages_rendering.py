@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
 
+import httpx2
 import made_mixtures
 import msgspec
 import pytest
+from fastapi import APIRouter, FastAPI
 from made_runs import finished, report_plan
+from starlette.exceptions import HTTPException
 
 from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.gateway.pages.live import changes
 from mosaic_tasks.gateway.pages.looks import Detail, Look
-from mosaic_tasks.gateway.pages.rendering import GLYPHS, fragment, wire
+from mosaic_tasks.gateway.pages.rendering import GLYPHS, PageRoute, fragment, wire
 from mosaic_tasks.gateway.pages.run import PARTS
-from mosaic_tasks.gateway.pages.texts import Text
+from mosaic_tasks.gateway.pages.texts import Text, output_text
 from mosaic_tasks.inspection.arranging import arranged
 from mosaic_tasks.inspection.diagram import URGENCY, boxes, diagram
 from mosaic_tasks.inspection.explaining import Explanation
@@ -115,6 +119,38 @@ def test_half_a_character_is_a_question_mark() -> None:
     assert fragment("failure", principal=None, title="x", detail="a\ud83db").count("a?b") == 1
 
 
+def test_of_an_output_with_texts_of_several_lines_people_read_these_as_they_are() -> None:
+    told = output_text({"title": "A week", "body": "# One\n\n- two\n", "figures": {"n": 3}}).text
+    assert told == 'title: A week\nbody:\n\n# One\n\n- two\n\nfigures: {\n  "n": 3\n}'
+    assert output_text({"title": "A week"}).text == '{\n  "title": "A week"\n}'
+
+
+def test_an_error_that_nobody_expected_is_told_on_a_page_without_its_words() -> None:
+    web, router = FastAPI(), APIRouter(route_class=PageRoute)
+
+    @router.get("/breaks")
+    async def breaks() -> None:
+        raise ZeroDivisionError("the secret")
+
+    @router.get("/large")
+    async def large() -> None:
+        raise HTTPException(413, "the body is too large")
+
+    web.include_router(router)
+
+    async def ask(path: str) -> tuple[int, str]:
+        transport = httpx2.ASGITransport(web)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answer = await client.get(path)
+            assert answer.headers["content-type"].startswith("text/html")
+            return answer.status_code, answer.text
+
+    status, text = asyncio.run(ask("/breaks"))
+    assert (status, "secret" in text, "something went wrong here" in text) == (500, False, True)
+    status, text = asyncio.run(ask("/large"))
+    assert (status, "the body is too large" in text) == (413, True)
+
+
 def test_states_have_a_shape_of_their_own_each() -> None:
     assert set(GLYPHS) == set(URGENCY)
     assert len(set(GLYPHS.values())) == len(GLYPHS)
@@ -128,7 +164,9 @@ def test_a_wire_is_a_curve_between_layers_and_straight_beside_boxes() -> None:
 def test_what_a_browser_counts_on_by_itself_is_no_change() -> None:
     before = {"head": 'for <span data-since="7" data-took="3">3 s</span>', "graph": "a"}
     assert changes(before, {"head": 'for <span data-since="7" data-took="9">9 s</span>', "graph": "a"}) == {}
-    assert changes(before, {"head": 'for <span data-since="8" data-took="3">3 s</span>', "graph": "b"}).keys() == {
+    assert changes(
+        before, {"head": 'for <span data-since="8" data-took="3">3 s</span>', "graph": "b"}
+    ).keys() == {
         "head",
         "graph",
     }

@@ -250,6 +250,15 @@ def test_a_template_that_fails_is_told(tmp_path: Path) -> None:
 # -- files -------------------------------------------------------------------------------------------------
 
 
+def test_a_template_that_makes_more_than_a_pdf_bears_is_told(tmp_path: Path) -> None:
+    template = "{% for i in range(60000) %}a b c d e {% endfor %}"
+    write(tmp_path / "results.jsonl", ENTRIES)
+    with pytest.raises(
+        InputError, match="600,000 characters, and this format bears 500,000; show fewer lines"
+    ):
+        make(work(tmp_path, Format.PDF, template=template), tmp_path / "marks")
+
+
 def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -314,6 +323,29 @@ def test_without_a_folder_that_can_be_written_to_the_file_is_named(tmp_path: Pat
     with pytest.raises(InputError, match=r"cannot write '.*report\.html': Is a directory"):
         make(work(tmp_path, Format.HTML), tmp_path / "marks")
     assert names(tmp_path) == {"results.jsonl"}
+
+
+def test_what_was_written_meanwhile_is_not_replaced_by_what_is_fetched(tmp_path: Path) -> None:
+    """Two commands find no results on this machine; one has begun to write them when the other has fetched."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "results.jsonl").write_text("stored")
+    store, mine = Store((tmp_path / "bucket").as_uri(), work=tmp_path / "work"), tmp_path / "results.jsonl"
+    store.fetch(mine.name, mine)
+    assert mine.read_text() == "stored"
+    mine.write_text("written")
+    store.fetch(mine.name, mine)
+    assert mine.read_text() == "written"
+    assert {path.name for path in tmp_path.iterdir()} == {"bucket", "results.jsonl"}
+
+
+def test_a_place_that_cannot_be_written_to_is_told_also_before_a_store(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("a file")
+    (tmp_path / "folder").mkdir()
+    store = Store((tmp_path / "bucket").as_uri(), work=tmp_path / "work")
+    with pytest.raises(InputError, match=r"cannot write .*report\.html\.fresh"), store.writing("report.html"):
+        pass
+    with pytest.raises(InputError, match="cannot delete"):
+        Folder(tmp_path).delete("folder")
 
 
 def test_marks_that_are_none_of_ours_are_none(tmp_path: Path) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
+from made_observers import observer
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from mosaic_queues.errors import ConfigurationError
+from mosaic_tasks.engines.protocol import Completion, EngineRequest, Message, Usage
+from mosaic_tasks.observability.current import Current, working_on
 from mosaic_tasks.observability.ids import is_in_ratio, read_traceparent, span_of, trace_of, traceparent
 from mosaic_tasks.observability.origin import origin, requested
-from mosaic_tasks.observability.spans import error_type
-from mosaic_tasks.observability.tracing import open_tracer, ratio_of
+from mosaic_tasks.observability.requests import CONTENT_CHARS, asking
+from mosaic_tasks.observability.spans import Span, error_type
+from mosaic_tasks.observability.tracing import Tracer, open_tracer, ratio_of
 from mosaic_tasks.submission import new_run_id
 
 RUN = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -62,6 +72,9 @@ def test_an_error_is_told_by_its_kind_alone(told: str, kind: str) -> None:
         f"00-{'0' * 32}-{'1' * 16}-01",
         f"00-{'1' * 32}-{'0' * 16}-01",
         f"00-{'X' * 32}-{'1' * 16}-01",
+        f"ff-{'1' * 32}-{'1' * 16}-01",
+        f"00-{'1' * 32}-{'1' * 16}-01\r\nx: y",
+        "0" * 1_000_000,
     ],
 )
 def test_what_is_no_traceparent_is_no_origin(header: str) -> None:
@@ -121,3 +134,114 @@ def test_the_standard_s_sampler_says_which_part_is_kept(sampler: str, argument: 
 def test_a_sampler_that_is_unknown_is_told(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="OTEL_TRACES_SAMPLER"):
         ratio_of(environ)
+
+
+def test_the_kind_of_an_error_of_any_length_is_found_at_once() -> None:
+    assert error_type("Error: " * 1_000_000) == "Error"
+
+
+# -- what a collector is sent ------------------------------------------------------------------------------------------
+
+
+class Collector:
+    """In the place of an exporter: takes spans once it is let, as the protocol would."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.fails, self.may, self.asked = False, threading.Event(), threading.Event()
+        self.may.set()
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
+        self.asked.set()
+        self.may.wait()
+        encode_spans(spans)
+        self.spans += spans
+        return SpanExportResult.FAILURE if self.fails else SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+
+QUESTION = EngineRequest((Message("user", "?"),), "m")
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> Iterator[Tracer]:
+    """One with a short queue, that sends to the collector."""
+    monkeypatch.setattr(
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter", lambda: collector
+    )
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    made = Tracer()
+    yield made
+    collector.may.set()
+    made.close()
+
+
+def span(number: int = 1, **attributes: Any) -> Span:
+    return Span(trace_of(RUN), number, None, "asks", 1, 2, attributes=attributes)
+
+
+def test_a_value_that_the_protocol_cannot_hold_loses_no_other_span(
+    tracer: Tracer, collector: Collector
+) -> None:
+    hostile = {"text": "a\udc80", "many": ["b\udc80"], "seed": 1 << 70, "long": "x" * 10_000_000}
+    tracer.emit(span(1, **hostile))
+    tracer.emit(span(2, plain="y"))
+    tracer.close()
+    first, second = sorted(collector.spans, key=lambda each: each.context.span_id)
+    assert (first.attributes["text"], first.attributes["seed"]) == ("a?", str(1 << 70))
+    assert len(first.attributes["long"]) == 100_000
+    assert second.attributes["plain"] == "y"
+    assert tracer.take_lost() == 0
+
+
+def test_what_does_not_fit_into_the_queue_is_counted_and_keeps_nobody_waiting(
+    tracer: Tracer, collector: Collector
+) -> None:
+    collector.may.clear()
+    for number in range(2):
+        tracer.emit(span(number + 1))
+    collector.asked.wait(30)  # it holds two spans
+    for number in range(20):
+        tracer.emit(span(number + 3))
+    assert tracer.take_lost() == 12
+    collector.may.set()
+    tracer.close()
+    assert len(collector.spans) == 10
+
+
+def test_what_the_collector_refuses_is_counted(tracer: Tracer, collector: Collector) -> None:
+    collector.fails = True
+    tracer.emit(span())
+    tracer.close()
+    assert (tracer.take_lost(), tracer.take_lost()) == (1, 0)
+
+
+@pytest.mark.parametrize("server", ["http://[::1", "http://host:99999/v1", "http://host:x/"])
+def test_a_question_is_answered_though_it_cannot_be_told(server: str, tracer: Tracer) -> None:
+    call = Current(observer(tracer=tracer).means, RUN, node="a", call="0", fence=1, number=1)
+    with (
+        working_on(call),
+        asking("openai", QUESTION, server=server) as asked,
+    ):
+        asked.is_answered(Completion("Yes.", Usage(1, 1), "stop"))
+
+
+def test_messages_are_told_shortened_and_as_utf_8(tracer: Tracer, collector: Collector) -> None:
+    tracer.tells_content = True
+    call = Current(observer(tracer=tracer).means, RUN, node="a", call="0", fence=1, number=1)
+    question = EngineRequest((Message("user", "q" * 1_000_000),), "m")
+    with working_on(call), asking("openai", question) as asked:
+        asked.is_answered(Completion("Yes \ud83d.", Usage(1, 1), "stop"))
+    tracer.close()
+    (told,) = collector.spans
+    (message,) = json.loads(told.attributes["gen_ai.input.messages"])
+    assert len(message["parts"][0]["content"]) == CONTENT_CHARS
+    assert "Yes ?." in told.attributes["gen_ai.output.messages"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mosaic_queues.errors import ConfigurationError, InputError
 from mosaic_tasks.webhooks.configuration import Allowed, allowed, signing_secrets
 from mosaic_tasks.webhooks.delivery import Message, deliver, sender_to
+from mosaic_tasks.webhooks.posting import Answer, _answer, _head
 from mosaic_tasks.webhooks.signing import signed_headers
 from mosaic_tasks.webhooks.targets import resolved, target_of
 
@@ -56,6 +58,14 @@ def test_a_secret_that_is_none_is_refused_and_not_shown(word: str, monkeypatch: 
     with pytest.raises(ConfigurationError, match="make one with: python") as refused:
         signing_secrets()
     assert word in ("", "whsec_") or word not in str(refused.value)
+
+
+def test_what_a_receiver_says_before_its_answer_is_passed_over() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+        theirs.sendall(b"HTTP/1.1 429 Busy\r\nretry-after: 5\r\n\r\n")
+        assert _answer(_head(ours, time.monotonic() + 30)) == Answer(429, 5.0)
 
 
 # -- where to ----------------------------------------------------------------------------------------------

@@ -110,6 +110,6 @@ def _in_store(given: str, formats: Sequence[Format], name: str | None) -> Output
     work = settings().home / "batches" / blake2b(f"{name}\0{given}".encode(), digest_size=8).hexdigest()
     place = Store(root if said else given.rstrip("/"), work=work)
     if not (work / results).exists():
-        work.mkdir(parents=True, exist_ok=True)
+        _make_folder(work)
         place.fetch(results, work / results)
     return Output(place.where(results), work / results, place, stem, (Format.JSONL, *_reports(chosen)))

@@ -301,15 +301,22 @@ class Written:
             return
         path = self._path.resolve()
         fresh = path.with_name(f".{path.name}.sorted")
-        with _told(self._path), path.open("rb") as old, fresh.open("wb") as new:
-            _copy(old, new, self._end_in_order)
-            for item in islice(items, self.in_order, None):
-                place = self._places[item.key]
-                old.seek(place.begin)
-                new.write(_renumbered(old.read(place.size), item.number))
-        with _told(self._path):
-            shutil.copymode(path, fresh)
-            fresh.replace(path)
+        try:
+            with _told(self._path), path.open("rb") as old, fresh.open("wb") as new:
+                fcntl.flock(new, fcntl.LOCK_EX)
+                _copy(old, new, self._end_in_order)
+                for item in islice(items, self.in_order, None):
+                    place = self._places[item.key]
+                    old.seek(place.begin)
+                    new.write(_renumbered(old.read(place.size), item.number))
+                new.flush()
+                shutil.copymode(path, fresh)
+                fresh.replace(path)
+                os.dup2(
+                    new.fileno(), self._descriptor, inheritable=False
+                )  # the lock goes on with the new file
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

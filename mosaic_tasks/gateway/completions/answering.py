@@ -29,7 +29,6 @@ from mosaic_tasks.gateway.completions.failures import (
 )
 from mosaic_tasks.gateway.completions.models import Model, text_of
 from mosaic_tasks.gateway.completions.replies import (
-    KEEP_ALIVE,
     Envelope,
     Finish,
     TokenCounts,
@@ -38,7 +37,7 @@ from mosaic_tasks.gateway.completions.replies import (
     usage_of,
 )
 from mosaic_tasks.gateway.completions.telling import AnswerChanged, Telling
-from mosaic_tasks.gateway.readers import PRINCIPAL, Readers, until_either
+from mosaic_tasks.gateway.readers import EVENT_STREAM, HERE, PRINCIPAL, Readers, until_either
 from mosaic_tasks.inspection.reading import StreamEvent
 
 log = structlog.get_logger(__name__)
@@ -220,7 +219,7 @@ class Answering(Response):
                 if before and unserved:
                     raise _no_worker(self._run, unserved)
                 if self._streams:
-                    await self._more(KEEP_ALIVE)
+                    await self._more(HERE)
             heard = self._said
         raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the gateway stops; ask again", headers=_LATER)
 
@@ -238,7 +237,7 @@ class Answering(Response):
             if not self._has_begun:
                 self._has_begun = True
                 await self._start(
-                    HTTPStatus.OK, "text/event-stream; charset=utf-8", {"X-Accel-Buffering": "no"}
+                    HTTPStatus.OK, f"{EVENT_STREAM}; charset=utf-8", {"X-Accel-Buffering": "no"}
                 )
                 data = self._envelope.opening() + data
             await self._take({"type": "http.response.body", "body": data, "more_body": not is_last})

@@ -15,8 +15,6 @@ from mosaic_queues.transitions import SHADOW
 Finish = Literal["stop", "length", "content_filter"]
 DONE = b"data: [DONE]\n\n"
 """The last words of a stream."""
-KEEP_ALIVE = b": waiting\n\n"
-"""A comment, which clients pass over."""
 
 
 class CachedTokens(BaseModel):

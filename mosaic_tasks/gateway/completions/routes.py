@@ -20,6 +20,7 @@ from mosaic_tasks.gateway.completions.asking import ChatRequest
 from mosaic_tasks.gateway.completions.failures import ErrorReply, InOurWords, Refused
 from mosaic_tasks.gateway.completions.models import Model, Models, NoModel
 from mosaic_tasks.gateway.completions.replies import ChatCompletion, Envelope, ModelCard, ModelList
+from mosaic_tasks.gateway.readers import EVENT_STREAM
 from mosaic_tasks.gateway.runs import IdempotencyKey
 from mosaic_tasks.gateway.streams import AllReaders
 
@@ -90,7 +91,7 @@ async def get_model(
         200: {
             "model": ChatCompletion,
             "description": "The answer; with `stream` server-sent events.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
         }
     },
     dependencies=[Depends(reader)],

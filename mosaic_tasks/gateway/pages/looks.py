@@ -14,7 +14,7 @@ from mosaic_tasks.definition.plan import NodePlan
 from mosaic_tasks.gateway.pages.charts import Chart
 from mosaic_tasks.gateway.pages.texts import NOTHING, Text, output_text, said_text
 from mosaic_tasks.inspection.arranging import arranged
-from mosaic_tasks.inspection.diagram import URGENCY, Box, Diagram, boxes
+from mosaic_tasks.inspection.diagram import URGENCY, Box, Diagram, boxes, is_done
 from mosaic_tasks.inspection.explaining import Explanation
 from mosaic_tasks.inspection.gantt import Gantt, gantt
 from mosaic_tasks.inspection.progress import NodeView, RunView
@@ -64,8 +64,8 @@ class Look(NamedTuple):
 
     @property
     def done(self) -> int:
-        """How many nodes are over."""
-        return sum(node.is_over for node in self.view.nodes if not node.asked_by)
+        """How many nodes are done, or need not be."""
+        return sum(is_done(node) for node in self.view.nodes if not node.asked_by)
 
     @property
     def tokens(self) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from mosaic_tasks.gateway.pages.charts import Charts
 from mosaic_tasks.gateway.pages.desk import AtDesk, Desk, Reader
 from mosaic_tasks.gateway.pages.live import Fragments, Looking
 from mosaic_tasks.gateway.pages.rendering import PageRoute, fragment, page
+from mosaic_tasks.inspection.diagram import is_done
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -50,7 +51,7 @@ class Row(NamedTuple):
     """A run in the list.
 
     Attributes:
-        done: so many of its `nodes` are over.
+        done: so many of its `nodes` are done, or need not be.
     """
 
     record: RunRecord
@@ -152,7 +153,7 @@ def _row(run: Run, charts: Charts, record: RunRecord, now_ms: int) -> Row:
     return Row(
         record,
         chart.plan.tenant,
-        sum(node.is_over for node in own),
+        sum(map(is_done, own)),
         len(own),
         sum(node.cost_usd for node in view.nodes),
         max((record.ended_ms or now_ms) - (view.begun_ms or record.created_ms), 0),

@@ -71,4 +71,17 @@ def _line(item: Any) -> str:
 
 
 def _pretty(value: Any) -> str:
+    """A value as JSON; an object that has texts of several lines part by part, these as they are."""
+    if isinstance(value, dict) and any(isinstance(part, str) and "\n" in part for part in value.values()):
+        return "\n".join(_part(name, part) for name, part in value.items())
+    return _json(value)
+
+
+def _part(name: str, part: Any) -> str:
+    if isinstance(part, str) and "\n" in part:
+        return f"{name}:\n\n{part.strip()}\n"
+    return f"{name}: {part if isinstance(part, str) else _json(part)}"
+
+
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)

@@ -10,7 +10,15 @@ import yaml
 from mosaic_queues.errors import ConfigurationError
 from mosaic_queues.topology import Topology
 from mosaic_routing.manifests.rendering import rendered
-from mosaic_routing.manifests.services import BEAT, BEAT_PROBE, GATEWAY_PORT, METRICS_PORT, Service, contained, header
+from mosaic_routing.manifests.services import (
+    BEAT,
+    BEAT_PROBE,
+    GATEWAY_PORT,
+    METRICS_PORT,
+    Service,
+    contained,
+    header,
+)
 from mosaic_routing.pool import ModelPool
 
 _CLASS_LABEL = "mosaic-gpu-class"

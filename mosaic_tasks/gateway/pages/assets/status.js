@@ -45,16 +45,31 @@ function place(part, element) {
   return focusable(part).indexOf(element);
 }
 
+/* The new texts of parts, by their ids; a part in which somebody selects a text waits until that is over. */
+const awaited = {};
+
+function renew() {
+  for (const [id, html] of Object.entries(awaited)) {
+    const part = document.getElementById(id);
+    if (part && isSelected(part)) continue;
+    delete awaited[id];
+    if (part) swap(part, html);
+  }
+  tick();
+}
+
+function isSelected(part) {
+  const selection = document.getSelection();
+  return !selection.isCollapsed && selection.containsNode(part, true);
+}
+
 function connect() {
   if (source) return;
   source = new EventSource(document.body.dataset.live);
   source.addEventListener("open", () => say("live"));
   source.addEventListener("change", (event) => {
-    for (const [id, html] of Object.entries(JSON.parse(event.data))) {
-      const part = document.getElementById(id);
-      if (part) swap(part, html);
-    }
-    tick();
+    Object.assign(awaited, JSON.parse(event.data));
+    renew();
   });
   source.addEventListener("error", () => {
     say("connecting …");
@@ -116,6 +131,7 @@ function tick() {
 }
 
 document.addEventListener("visibilitychange", follow);
+document.addEventListener("selectionchange", renew);
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", follow);
 addEventListener("pageshow", () => (isSent = false));
