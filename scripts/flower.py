@@ -109,6 +109,8 @@ def await_line(started: Started, what: str, pattern: str) -> str:
             return found[1]
         if started.ended.wait(LOOK_S):
             break
+    if "Address already in use" in started.log.read_text("utf-8", "replace"):
+        raise ConfigurationError(f"the port of {what} is taken; choose another: FLOWER_PORT=5556 make flower")
     raise ConfigurationError(f"{what} did not start; its log is {started.log}")
 
 

@@ -155,7 +155,8 @@ def _show(name: str, key: str, *, as_json: bool) -> None:
         return
     typer.echo(key)
     typer.echo(
-        "next: keep it now, nobody can show it again; send it as the header Authorization: Bearer KEY",
+        "next: keep it now, nobody can show it again; send it as the header Authorization: Bearer KEY\n"
+        "gateways of this server let nobody in without a key from now on, also once all are revoked",
         err=True,
     )
 

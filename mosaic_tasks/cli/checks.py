@@ -22,6 +22,7 @@ LITTLE_SPACE_BYTES = 1 << 30
 NO_SPACE_BYTES = 100 << 20
 NEARLY_FULL = 0.9
 _NEEDED_FLAG = "extra"
+START_BEAT = "celery -A mosaic_tasks.app beat"
 
 
 class Check(NamedTuple):
@@ -133,6 +134,16 @@ def check_workers(processes: Sequence[LiveProcess]) -> Check:
         return Check("workers", "warn", "no worker is alive", "start one with: mosaic worker")
     names = listed([f"{process.host}/{process.pid} ({', '.join(process.queues)})" for process in workers])
     return Check("workers", "ok", f"{counted(len(workers), 'worker')}: {names}")
+
+
+def check_beat(schedules: int, *, runs: bool) -> list[Check]:
+    """Who starts what is due; nothing where there are no schedules."""
+    if not schedules:
+        return []
+    there = counted(schedules, "schedule")
+    if runs:
+        return [Check("beat", "ok", f"one runs, for {there}")]
+    return [Check("beat", "warn", f"none runs, so {there} start nothing", f"start one: {START_BEAT}")]
 
 
 def check_queues(waiting: Mapping[str, int], processes: Iterable[LiveProcess]) -> list[Check]:

@@ -16,6 +16,7 @@ from mosaic_queues.errors import ServerError
 from mosaic_tasks.cli.checks import (
     Check,
     Level,
+    check_beat,
     check_clock,
     check_engines,
     check_hosting,
@@ -120,6 +121,8 @@ def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
     from mosaic_queues.liveness import live_processes
     from mosaic_queues.settings import settings
     from mosaic_routing.inventory import engines
+    from mosaic_tasks.app import app
+    from mosaic_tasks.scheduling.schedules import Schedules
 
     ledger = Ledger(client, namespace=settings().namespace)
     return {
@@ -127,6 +130,9 @@ def _looks(client: Redis, where: str) -> dict[str, Callable[[], list[Check]]]:
         "the clock": lambda: [check_clock(server_clock(client))],
         "workers": lambda: [check_workers(live_processes(client, ledger.keys))],
         "queues": lambda: check_queues(_waiting(ledger), live_processes(client, ledger.keys)),
+        "beat": lambda: check_beat(
+            len(Schedules(client, ledger.keys).all()), runs=bool(client.exists(app.conf.redbeat_lock_key))
+        ),
         "engines": lambda: [
             *check_engines(hosted := engines(client, keys=ledger.keys)),
             *check_hosting(live_processes(client, ledger.keys), hosted),

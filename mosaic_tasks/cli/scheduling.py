@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mosaic_queues.errors import InputError
+from mosaic_tasks.cli.checks import START_BEAT
 from mosaic_tasks.cli.options import FileArgument, JsonOption, dollars, utf8
 from mosaic_tasks.cli.output import console, print_json, table
 from mosaic_tasks.cli.running import PriorityOption, read_inputs, say_started
@@ -27,7 +28,8 @@ _SHOWN_RUNS = 10
 schedule = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Start runs by the clock: add, list, show, run, pause, resume or remove schedules.",
+    help="Start runs by the clock: add, list, show, run, pause, resume or remove schedules. A beat starts them: "
+    f"{START_BEAT}",
 )
 
 
@@ -118,6 +120,7 @@ def add(
     for each, what in told.items():
         typer.echo(f"{each}: {'there already, and the same' if what == 'same' else what}")
     typer.echo("see what comes: mosaic schedule list", err=True)
+    _miss_beat()
 
 
 def _names(workflow: Workflow, name: str | None) -> list[str]:
@@ -167,6 +170,7 @@ def list_schedules(as_json: JsonOption = False) -> None:
             last = each["last_run"] or {"run": "", "status": ""}
             rows.add_row(each["name"], each["workflow"], shown, last["run"], last["status"], each["problem"])
         console(unknown_width=200).print(rows)
+        _miss_beat()
 
 
 def _listed(stored: Schedules, process: Process) -> list[dict[str, Any]]:
@@ -304,6 +308,14 @@ def _now(process: Process) -> int:
     from mosaic_queues.connection import server_ms
 
     return server_ms(process.client) // 1000
+
+
+def _miss_beat() -> None:
+    """Says so where nobody starts what is due."""
+    from mosaic_tasks.app import app
+
+    if not _with_schedules(lambda _, process: process.client.exists(app.conf.redbeat_lock_key)):
+        typer.echo(f"no beat runs, so nothing starts by itself: {START_BEAT}", err=True)
 
 
 def _with_schedules(act: Callable[[Schedules, Process], T]) -> T:

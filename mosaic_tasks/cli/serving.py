@@ -73,6 +73,6 @@ def _say(url: str, *, is_open: bool, as_json: bool) -> None:
     typer.echo(url)
     if is_open:
         typer.echo(
-            "nobody is asked who they are; mosaic keys add NAME --scope submit --scope read closes it",
+            "nobody is asked who they are; mosaic keys add NAME --scope submit --scope read closes it for good",
             err=True,
         )

@@ -191,7 +191,8 @@ def drive(process: Process, run_id: str, calls: Sequence[str]) -> None:
     try:
         plan = process.plan_of(run_id)
     except UnknownRun as error:
-        log.info("drive.gone", what="message of a run that is gone", run=run_id, error=str(error))
+        what = "message of a run that is gone, or whose sender has another MOSAIC_REDIS_URL than this worker"
+        log.warning("drive.gone", what=what, run=run_id, error=str(error))
         return
     holding = Holding(process, run_id, plan, known(calls, plan, run_id))
     work = Drive(holding)

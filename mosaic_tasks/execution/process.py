@@ -415,7 +415,7 @@ def sending_once(client: Redis) -> Redis:
 def ledger_url(app: Celery) -> str | None:
     """The server of the ledger: `MOSAIC_REDIS_URL`, else the app's own Redis broker, else the embedded server."""
     broker = str(app.conf.broker_url or "")
-    if settings().redis_url is None and broker.startswith(("redis://", "rediss://")):
+    if settings().redis_url is None and broker.startswith(("redis://", "rediss://", "redis+socket://")):
         return broker
     return None
 

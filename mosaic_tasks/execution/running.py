@@ -13,6 +13,8 @@ from mosaic_tasks.execution.outcomes import Work, claim_lost
 
 GRACE_S = 5.0
 """What resists its interruption for so long costs its process."""
+LOST_GRACE_S = 60.0
+"""The same of what runs for nothing (its run was cancelled): nobody waits for it, so it may end by itself first."""
 INSIST_S = 2.5
 """What was interrupted and still runs after so long is interrupted again."""
 LOOP_GRACE_S = 1.0
@@ -108,4 +110,5 @@ class Running:
 
     def resists(self, now: float) -> bool:
         """Whether it was interrupted long ago and still runs."""
-        return self._interrupted_at is not None and now - self._interrupted_at > GRACE_S
+        grace_s = LOST_GRACE_S if isinstance(self.reason, ClaimLost) else GRACE_S
+        return self._interrupted_at is not None and now - self._interrupted_at > grace_s

@@ -58,7 +58,10 @@ class Catalog(Mapping[str, Workflow]):
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        if not found:
+            raise ConfigurationError(f"the folder {str(path)!r} holds no workflow file (*.yaml)")
+        return found
     if not path.exists():
         raise ConfigurationError(
             f"there is no file or folder {str(path)!r}; name workflow files, or a folder of them"

@@ -72,6 +72,10 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
+def _said(error: Mapping[str, Any]) -> str:
+    return "there is no such field" if error["type"] == "extra_forbidden" else str(error["msg"])
+
+
 def install(web: FastAPI) -> None:
     """Has all errors told as problems."""
 
@@ -82,7 +86,7 @@ def install(web: FastAPI) -> None:
 
     @web.exception_handler(RequestValidationError)
     async def unfit(_request: Request, error: RequestValidationError) -> JSONResponse:
-        found = [{"loc": list(each["loc"]), "msg": each["msg"]} for each in error.errors()]
+        found = [{"loc": list(each["loc"]), "msg": _said(each)} for each in error.errors()]
         where = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"the request does not fit: {where}", errors=found)
 

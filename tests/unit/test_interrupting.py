@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mosaic_queues.errors import CallTimeout, ClaimLost
 from mosaic_tasks.execution.interrupting import Interrupted, Interruptible
+from mosaic_tasks.execution.running import GRACE_S, LOST_GRACE_S, Running
 
 
 def interrupted_by(work: Callable[[], None], reason: Exception) -> Interruptible:
@@ -126,3 +128,13 @@ def test_nothing_is_repeated_that_was_not_interrupted() -> None:
     with context:
         context.repeat()
         assert context.reason is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "patience_s"), [(CallTimeout("too long"), GRACE_S), (ClaimLost("cancelled"), LOST_GRACE_S)]
+)
+def test_what_runs_for_nothing_may_end_by_itself_for_longer(reason: Exception, patience_s: float) -> None:
+    running = Running([], together=False, batch_since=lambda _: None)
+    running.interrupt(reason, now=100.0)
+    assert not running.resists(100.0 + patience_s)
+    assert running.resists(100.1 + patience_s)

@@ -21,6 +21,7 @@ from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.client import Run
 from mosaic_tasks.gateway import problems
 from mosaic_tasks.gateway.completions.failures import (
+    ASK_ONCE,
     Refused,
     cause_of,
     of_cancelled_run,
@@ -278,8 +279,9 @@ def _no_worker(run: Run, unserved: list[str]) -> Refused:
     log.warning("completions.unserved", what="nobody serves a queue of a run", run=run.id, queues=unserved)
     return Refused(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"no worker serves the queues that run {run.id} waits for; ask again later",
-        headers=_LATER,
+        f"no worker serves the queues that run {run.id} waits for; whoever operates this gateway is told which by: "
+        f"mosaic explain {run.id}",
+        headers={**_LATER, **ASK_ONCE},
     )
 
 

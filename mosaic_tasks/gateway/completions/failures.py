@@ -32,7 +32,7 @@ _CODES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
 }
 _OF_CONTENT = ("content-type", "content-length")
-_ASK_ONCE = {"x-should-retry": "false"}
+ASK_ONCE = {"x-should-retry": "false"}
 """OpenAI's clients ask again after many errors: not where the same would come, and cost as much."""
 
 
@@ -105,20 +105,20 @@ def of_failed_run(error: str) -> Refused:
                 error,
                 param="messages",
                 code="context_length_exceeded",
-                headers=_ASK_ONCE,
+                headers=ASK_ONCE,
             )
         case "EngineOverloaded" | "EngineGone":
             return Refused(HTTPStatus.SERVICE_UNAVAILABLE, error, code="engine_overloaded")
         case "CallTimeout":
-            return Refused(HTTPStatus.GATEWAY_TIMEOUT, error, code="timeout", headers=_ASK_ONCE)
+            return Refused(HTTPStatus.GATEWAY_TIMEOUT, error, code="timeout", headers=ASK_ONCE)
         case _:
-            return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, error, code="run_failed", headers=_ASK_ONCE)
+            return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, error, code="run_failed", headers=ASK_ONCE)
 
 
 def of_cancelled_run(error: str) -> Refused:
     """The answer where somebody cancelled the run."""
     told = f"the run was cancelled: {error}" if error else "the run was cancelled"
-    return Refused(HTTPStatus.CONFLICT, told, code="run_cancelled", headers=_ASK_ONCE)
+    return Refused(HTTPStatus.CONFLICT, told, code="run_cancelled", headers=ASK_ONCE)
 
 
 def of_problem(problem: Mapping[str, Any]) -> Refused:
