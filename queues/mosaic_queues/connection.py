@@ -57,6 +57,7 @@ _STATES = {
     "NOREPLICAS": "it has fewer replicas than min-replicas-to-write asks for; bring them back",
     "READONLY": "it is a replica; name the primary in MOSAIC_REDIS_URL",
     "TRYAGAIN": "its keys move to another node; wait",
+    "UNBLOCKED": "it became a replica; name the primary in MOSAIC_REDIS_URL",
     "UNKILLABLE": "it runs a script that has written already; wait",
 }
 """The words by which a server tells of a state that passes, what that is and what to do. Whatever else it answers, it
