@@ -242,8 +242,8 @@ def test_envelopes_come_with_the_claims_that_read_them(ledger: Ledger) -> None:
 
 def test_an_idempotency_key_gives_the_first_run(ledger: Ledger) -> None:
     first, second = (KeyedRun(run_id, "report", "w", "i") for run_id in ("first", "second"))
-    assert ledger.run_for_key("k", first, keep_s=60.0) == first
-    assert ledger.run_for_key("k", second, keep_s=60.0) == first
+    assert ledger.run_for_key("", "k", first, keep_s=60.0) == first
+    assert ledger.run_for_key("", "k", second, keep_s=60.0) == first
 
 
 def test_events_can_be_read_on_from_any_of_them(ledger: Ledger) -> None:

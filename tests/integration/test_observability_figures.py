@@ -52,9 +52,9 @@ def page(client: Redis) -> dict[tuple[str, ...], float]:
 
 
 def await_figure(client: Redis, *name: str) -> dict[tuple[str, ...], float]:
-    """The page, once a figure is there: processes tell with their beat."""
+    """The page, once a figure is above 0: processes tell with their beat."""
     with key_events(client, "h") as happened:
-        while name not in (found := page(client)):
+        while not (found := page(client)).get(name):
             next(event for event in happened if event[1] == tallies_key(KEYS))
     return found
 

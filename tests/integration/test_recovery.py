@@ -271,7 +271,7 @@ def test_a_client_lists_its_run_by_the_server_s_clock(
         return ledger.open_run(*args, **options)
 
     monkeypatch.setattr(process.ledger, "open_run", sweep_before)
-    run_id = submit_plan(process, one_call(), {})
+    run_id = submit_plan(process, one_call(), {}).run_id
     assert listed(ledger) == [run_id]
 
 
@@ -287,7 +287,7 @@ def test_a_run_whose_opening_took_too_long_is_listed_again(
 
     monkeypatch.setattr(submission, "SLOW_S", 0.0)
     monkeypatch.setattr(process.ledger, "open_run", open_slowly)
-    run_id = submit_plan(process, one_call(), {})
+    run_id = submit_plan(process, one_call(), {}).run_id
     assert listed(ledger) == [run_id]
 
 
@@ -344,7 +344,7 @@ def fan_out() -> Any:
 @pytest.mark.usefixtures("mosaic_process")
 def test_items_have_their_node_s_timeout_but_their_collection_has_none() -> None:
     process = process_for(app)
-    run_id = submit_plan(process, fan_out(), {})
+    run_id = submit_plan(process, fan_out(), {}).run_id
     host = bootsteps.Recovering(process)
     assert [host.timeout_s(run_id, call) for call in ("0", "1", "1.1", "1.c")] == [None, 5.0, 5.0, None]
     assert [host.node_of(run_id, call) for call in ("in", "1")] == ["the workflow", "node 'each'"]

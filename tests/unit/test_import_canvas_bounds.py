@@ -18,22 +18,22 @@ app = Celery("bounds", broker="memory://", set_as_current=False)
 HOSTILE = "shop.\u2028nodes: {}\x85- x\x1b[31m\n'\"${item}#"
 
 
-@app.task(name="add")
+@app.task(shared=False, name="add")
 def add(x: int, y: int) -> int:
     return x + y
 
 
-@app.task(name="same")
+@app.task(shared=False, name="same")
 def same(x: Any = 0) -> Any:
     return x
 
 
-@app.task(name=HOSTILE)
+@app.task(shared=False, name=HOSTILE)
 def hostile(x: int = 1) -> int:
     return x
 
 
-@app.task(name="within", bind=True)
+@app.task(shared=False, name="within", bind=True)
 def within(self: Task, x: int = 1) -> int:
     def attempts() -> int:
         return int(self.request.retries)
