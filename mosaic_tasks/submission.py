@@ -189,7 +189,7 @@ def ready_at_once(groups: Sequence[Release]) -> list[Group]:
 
 
 def new_run_id() -> str:
-    """A UUIDv7 with fractions of a millisecond (RFC 9562, 6.2, method 3): sorts by time of making; also the trace id."""
+    """A UUIDv7 with fractions of a millisecond (RFC 9562, 6.2, method 3): sorts by time; also the trace id."""
     ms, rest_ns = divmod(time.time_ns(), 1_000_000)
     fraction = rest_ns * 4096 // 1_000_000
     value = (ms << 80) | (0x7 << 76) | (fraction << 64) | int.from_bytes(os.urandom(8), "big")

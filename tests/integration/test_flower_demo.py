@@ -106,5 +106,5 @@ def test_a_port_that_is_taken_is_told(environment: dict[str, str]) -> None:
             check=False,
         )
     assert demo.returncode not in (0, 130)
-    assert "Flower did not start; its log is " in demo.stdout
+    assert "is taken; choose another: FLOWER_PORT=" in demo.stdout
     assert left_over(environment["MOSAIC_HOME"]) == []
