@@ -119,7 +119,7 @@ def test_what_is_not_known_is_not_found(apps: WebApps, example: Example, path: s
         assert httpx2.get(f"{app.url}{path}/{unknown}", timeout=READY_S).status_code == 404
 
 
-def test_the_panel_tells_who_answered_and_what_came_of_it(
+def test_the_panel_tells_who_answered_what_came_of_it_and_goes_on_after_it_was_killed(
     apps: WebApps, workers: Workers, tmp_path: Path
 ) -> None:
     queues = ("mosaic.cpu", "mosaic.api.replay")
@@ -135,6 +135,8 @@ def test_the_panel_tells_who_answered_and_what_came_of_it(
     assert told[-1].kind == "over"
     assert str(told[-1].data) == "12"
     middle = told[len(lines) // 2]
+    app.process.kill()
+    apps.start("flask_app", port=app.port)
     with sent_events(f"{page}/events", after=middle.id) as events:
         assert [*told[: told.index(middle) + 1], *events] == told
 
