@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
 from mosaic_queues.connection import ServerUrls
+from mosaic_tasks.app import app
 
 READY_S = 30.0
 LOOK_S = 0.05
@@ -146,6 +147,16 @@ class Flower:
             return all({"stats", "active_queues"} <= found.get(name, {}).keys() for name in names)
 
         return self.await_that(known, complete, f"it knows {names}")
+
+    def await_ears(self) -> None:
+        """Until it hears events: its pages come first, and what is told before is lost."""
+        with app.events.default_dispatcher(hostname="somebody") as speaker:
+
+            def heard() -> dict[str, bool]:
+                speaker.send("worker-heartbeat", freq=60)
+                return dict(self.ask("/api/workers", status="1").json())
+
+            self.await_that(heard, lambda found: "somebody" in found, "it hears events")
 
     def await_that(self, look: Callable[[], T], holds: Callable[[T], bool], what: str) -> T:
         """Looks until something holds: Flower tells nobody when it has heard an event."""

@@ -173,6 +173,7 @@ def test_what_it_saw_is_there_after_a_restart(
     flow = Flow("kept")
     flow.output(flow.tool(tools.double, x=2))
     with Flower(redis_server.urls, tmp_path, *kept) as first:
+        first.await_ears()
         run = submit(flow.build())
         run.wait(timeout_s=30)
         first.await_state(run.id, "SUCCESS")
@@ -180,6 +181,7 @@ def test_what_it_saw_is_there_after_a_restart(
     with Flower(redis_server.urls, tmp_path, *kept) as second:
         assert second.task(f"{run.id}:0")["name"] == "kept.double"
         assert second.tasks(search=run.id).keys() == {run.id, f"{run.id}:0"}
+        second.await_ears()
         again = submit(flow.build())
         again.wait(timeout_s=30)
         second.await_state(again.id, "SUCCESS")

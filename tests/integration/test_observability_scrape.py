@@ -41,6 +41,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "examples" / "weekly_report" / "workflow.yaml"
 WAIT_S = 60.0
 COUNTED_S = 20.0
 """Processes tell with their beat what they counted."""
@@ -153,9 +154,8 @@ def test_everything_that_alerts_and_dashboard_ask_for_is_told(
         started += [site.host(FAST, tmp_path), site.beat()]
         for worker in started[:2]:
             worker.wait_ready()
-        (folder := tmp_path / "workflows").mkdir()
         with (
-            gateway(folder, redis_url=redis_url, home=tmp_path, args=["--require-key"]) as served,
+            gateway(WORKFLOW, redis_url=redis_url, home=tmp_path, args=["--require-key"]) as served,
             served.client() as stranger,
             served.client(keys_of(app).add("operator", scopes=["operate"])) as client,
         ):

@@ -82,10 +82,10 @@ def test_orphans_of_a_killed_worker_are_killed() -> None:
         [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdout is not None
-        told = ""
-        while " " not in told:
-            told = worker.stdout.readline()
-        mark, guard_pid = told.split()
+        # The orphan's word comes before or after its parent's; only then has it become what it was started as.
+        told = sorted(worker.stdout.readline().split() for _ in range(2))
+        assert ["up"] in told
+        ((mark, guard_pid),) = (words for words in told if words != ["up"])
         orphans = [psutil.Process(pid) for pid in marked(mark)]
         guard = psutil.Process(int(guard_pid))
         assert len(orphans) == 1
