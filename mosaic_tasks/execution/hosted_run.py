@@ -41,6 +41,9 @@ class Slots(Protocol):
     def used(self) -> int:
         """So many are taken."""
 
+    ahead: int
+    """So many calls beyond the limit may wait here."""
+
     def take(self, count: int) -> None:
         """So many more calls are here. It may exceed the limit: a message may bring more than there is room for."""
 
@@ -90,6 +93,11 @@ class Flight:
     is_left: bool = False
 
 
+class _Waiting(NamedTuple):
+    since: float
+    tickets: list[Ticket]
+
+
 class _Seat(NamedTuple):
     holder: str
     tickets: Sequence[Ticket]
@@ -104,7 +112,6 @@ class HostedRun(Holding):
     Attributes:
         flights: what runs on the loop.
         landed: what has run and is not settled, with its outcome, or what is left to do for it.
-        given_at: monotonic time since which a call waits here for a free slot.
         retry_at: monotonic time before which the server is not asked again.
     """
 
@@ -113,9 +120,9 @@ class HostedRun(Holding):
         self.settling = Settling(self)
         self.flights: dict[Claim, Flight] = {}
         self.landed: deque[tuple[Flight, Outcome | Callable[[], Outcome]]] = deque()
-        self.given_at = self.retry_at = 0.0
+        self.retry_at = 0.0
         self._slots = slots
-        self._waiting: dict[str, list[Ticket]] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._asked: list[str] = []
         self._seats: dict[Claim, _Seat] = {}
         self._over: list[tuple[str, Sequence[Ticket]]] = []
@@ -138,14 +145,12 @@ class HostedRun(Holding):
 
     def give(self, calls: Sequence[str], ticket: Ticket, now: float) -> None:
         """A message brought these calls; each has taken a slot."""
-        if not self.given:
-            self.given_at = now
         for call in calls:
             if call in self._waiting:  # brought twice, and one slot is enough
-                self._waiting[call].append(ticket)
+                self._waiting[call].tickets.append(ticket)
                 self._slots.give(1)
             else:
-                self._waiting[call] = [ticket]
+                self._waiting[call] = _Waiting(now, [ticket])
                 self.given.append(call)
 
     # -- transitions -------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ class HostedRun(Holding):
         asked, self._asked = self._asked, []
         claims = {claim.call: claim for claim in answer.claimed}
         for call in asked:
-            claim, tickets = claims.pop(call, None), self._waiting.pop(call)
+            claim, tickets = claims.pop(call, None), self._waiting.pop(call).tickets
             if claim is None:
                 self._over.append((call, tickets))
             else:
@@ -261,18 +266,21 @@ class HostedRun(Holding):
     def close(self) -> None:
         """Nothing more happens here: its messages are done, its slots free."""
         self._over += [(claim.call, seat.tickets) for claim, seat in self._seats.items()]
-        self._over += self._waiting.items()
+        self._over += [(call, waiting.tickets) for call, waiting in self._waiting.items()]
         for kept in (self._seats, self._waiting, self.given, self.claimed, self.landed):
             kept.clear()
         self.finished = Finished()
         self.close_recorded()
 
-    def hand_back(self) -> None:
-        """Gives back the calls that no slot is free for."""
-        given = list(self.given)
-        self.process.publish(self.run_id, self.plan, by_queue(self.plan, given))
-        self.given.clear()
-        self._over += [(call, self._waiting.pop(call)) for call in given]
+    def hand_back_late(self, since: float) -> bool:
+        """Gives back the calls that no slot was free for since a monotonic time; says whether there were any."""
+        late = [call for call in self.given if self._waiting[call].since <= since]
+        if not late:
+            return False
+        self.process.publish(self.run_id, self.plan, by_queue(self.plan, late))
+        self.given = deque(call for call in self.given if self._waiting[call].since > since)
+        self._over += [(call, self._waiting.pop(call).tickets) for call in late]
+        return True
 
     def give_up(self, now: float) -> None:
         """Records what has run, and has the rest run again elsewhere. Its messages are not done."""

@@ -33,6 +33,7 @@ from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, 
 from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, failure, timed_out
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
+from mosaic_tasks.execution.sharing import Lengths, calls_ahead
 from mosaic_tasks.execution.warming import Warmer
 
 log = structlog.get_logger(__name__)
@@ -48,6 +49,8 @@ BLOCKING_PATIENCE_S = 1.0
 STOP_S = 2.0
 """A clerk that waits for the server is left behind after so long."""
 COLLECT_MOST = 2048
+_LONG_S = 10.0
+"""Expected of a call, as long as none has ended."""
 REFUSED_EXIT = 1
 """Exit code of a worker whose server denies it a right."""
 
@@ -87,6 +90,7 @@ class Host:
         self._touched: dict[str, HostedRun] = {}
         self._in_flight = 0
         self._waiting = 0
+        self._length_s = _LONG_S
         self._retry_at = 0.0
         self._ticked = self._looked = time.monotonic()
         self._silence = Silence()
@@ -249,8 +253,15 @@ class Host:
     def _land(self, run: HostedRun, flight: Flight, outcome: Outcome | Callable[[], Outcome]) -> None:
         del run.flights[flight.work.claim]
         self._in_flight -= 1
+        self._look_ahead(time.monotonic() - flight.since)
         run.landed.append((flight, outcome))
         self._touched[run.run_id] = run
+
+    def _look_ahead(self, length_s: float) -> None:
+        """A call of some length ended: how many may wait here for the next slots that become free."""
+        self._length_s += Lengths.WEIGHT * (length_s - self._length_s)
+        batch_s = self._process.settings.batch_s
+        self._slots.ahead = calls_ahead(self._slots.limit, length_s=self._length_s, batch_s=batch_s)
 
     def _serve(self, run: HostedRun) -> None:
         if time.monotonic() < max(self._retry_at, run.retry_at):
@@ -413,8 +424,8 @@ class Host:
         """Calls that wait for a slot for longer than a message's share of work may run elsewhere meanwhile."""
         patience_s = 0.0 if self._drains else 2 * self._process.settings.batch_s
         for run in list(self._touched.values()):
-            if run.waiting and now - run.given_at >= patience_s:
-                run.hand_back()
+            if run.hand_back_late(now - patience_s):
+                self._length_s, self._slots.ahead = _LONG_S, 0  # calls have become longer than they were
 
     def _hand_back_blocking(self, now: float) -> None:
         """What waits for a thread may run elsewhere, if there is somebody."""

@@ -68,6 +68,12 @@ def claim_size(length_s: float | None, *, window_s: float, most: int) -> int:
     return max(1, _fitting(window_s, length, most))
 
 
+def calls_ahead(slots: int, *, length_s: float, batch_s: float) -> int:
+    """How many calls a host has at hand beyond its slots: what will begin within `batch_s`, and no more than it has
+    slots. So a slot that becomes free does not wait for a message."""
+    return _fitting(slots * batch_s, length_s, slots)
+
+
 def _fitting(time_s: float, length_s: float, most: int) -> int:
     """How many calls of a length fit into a time, at most `most`; a length may be next to nothing."""
     return most if length_s * most <= time_s else int(time_s / length_s)

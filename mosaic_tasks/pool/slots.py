@@ -12,10 +12,14 @@ class Slots:
     Args:
         limit: how many there are.
         on_free: called, from the thread that made room, when there is more of it.
+
+    Attributes:
+        ahead: so many calls beyond the limit may be fetched, since slots will be free for them by the time they are
+            here.
     """
 
     def __init__(self, limit: int, *, on_free: Callable[[], None] = lambda: None) -> None:
-        self._limit, self._used = limit, 0
+        self._limit, self._used, self.ahead = limit, 0, 0
         self._on_free = on_free
         self._lock = threading.Lock()
 
@@ -39,6 +43,11 @@ class Slots:
     def free(self) -> int:
         """So many more may be taken; never below 0."""
         return max(self._limit - self._used, 0)
+
+    @property
+    def room(self) -> int:
+        """So many more may be fetched; never below 0."""
+        return max(self._limit + self.ahead - self._used, 0)
 
     def take(self, count: int = 1) -> None:
         """Takes so many, whether they are free or not."""

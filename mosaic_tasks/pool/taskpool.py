@@ -134,7 +134,9 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         consumer.controller.wait_for_soft_shutdown = self._drain_softly
         if self._intake is not None:
             consumer.hub.on_tick.discard(self._intake.turn)
-        self._intake = install_intake(consumer.task_consumer.channel, self._free)
+        self._intake = install_intake(
+            consumer.task_consumer.channel, self._free, ahead=lambda: self.slots.ahead
+        )
         if self._intake is not None:
             consumer.hub.on_tick.add(self._intake.turn)
 
@@ -209,7 +211,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _free(self) -> int:
-        return 0 if self._waiting or self._is_draining else self.slots.free
+        return 0 if self._waiting or self._is_draining else self.slots.room
 
     def _limits(self, name: str, headers: Mapping[str, Any]) -> tuple[float | None, float | None]:
         """Soft and hard limit in seconds: of the message, the task as it is now, or the worker."""

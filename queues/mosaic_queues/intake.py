@@ -29,12 +29,15 @@ _TEXT = resources.files("mosaic_queues").joinpath("lua", "intake.lua").read_text
 _SHA = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()
 
 
-def install_intake(channel: Any, free: Callable[[], int]) -> Intake | None:
+def install_intake(
+    channel: Any, free: Callable[[], int], *, ahead: Callable[[], int] = lambda: 0
+) -> Intake | None:
     """Has a consumer's channel take messages so; it must not have consumed yet.
 
     Args:
         channel: of kombu. Those of brokers other than Redis stay as they are.
         free: how many messages the worker has room for now.
+        ahead: how many of them are beyond the prefetch count.
 
     Returns:
         None when the channel stays as it is.
@@ -43,7 +46,7 @@ def install_intake(channel: Any, free: Callable[[], int]) -> Intake | None:
         return None
     before = channel.qos
     before._on_collect.cancel()
-    intake = Intake(channel, prefetch_count=before.prefetch_count, free=free)
+    intake = Intake(channel, prefetch_count=before.prefetch_count, free=free, ahead=ahead)
     channel._qos = intake
     keep_client(channel)
     return intake
@@ -55,13 +58,16 @@ class Intake(kombu_redis.QoS):
     Args:
         prefetch_count: unacknowledged messages at most; 0: any number.
         free: room in the worker for more messages.
+        ahead: so many messages the worker takes beyond the prefetch count, since it will need them soon.
     """
 
-    def __init__(self, channel: Any, *, prefetch_count: int, free: Callable[[], int]) -> None:
+    def __init__(
+        self, channel: Any, *, prefetch_count: int, free: Callable[[], int], ahead: Callable[[], int]
+    ) -> None:
         super().__init__(channel, prefetch_count)
         # kombu's own client would put a prefix before one of the keys, whose names are complete here.
         self._client = Redis(connection_pool=channel.pool)
-        self._free = free
+        self._free, self._ahead = free, ahead
         self._acked: list[str] = []
         self._arrived: deque[tuple[str, dict[str, Any], int]] = deque()
         self._noted: set[str] = set()
@@ -126,10 +132,10 @@ class Intake(kombu_redis.QoS):
     def _room(self, taken: int = 0) -> int:
         arrived = sum(weight for _queue, _message, weight in self._arrived)
         room = self._free() - arrived - taken
-        estimate: int | None = super().can_consume_max_estimate()
-        if estimate is None:
+        if not self.prefetch_count:
             return room
-        return min(room, estimate + len(self._acked))
+        unacked = len(self._delivered) - len(self._dirty) - len(self._acked)
+        return min(room, int(self.prefetch_count) + self._ahead() - unacked)
 
     def _trip(self, room: int, *noted: str) -> None:
         acked = tuple(self._acked)

@@ -25,6 +25,13 @@ async def later(x: int, pause_s: float) -> int:
     return x
 
 
+async def at_hand(x: int) -> int:
+    """Takes a moment, and says how many messages workers have."""
+    await asyncio.sleep(0.01)
+    with _server() as server:
+        return int(server.hlen("unacked"))
+
+
 @cache
 def _meeting(_name: str, n: int) -> asyncio.Barrier:
     return asyncio.Barrier(n)

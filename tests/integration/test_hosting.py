@@ -233,7 +233,7 @@ def test_a_claim_that_was_taken_back_is_not_run_on(hosts: Hosts, redis_client: R
 
 
 def test_a_revoked_call_fails_and_is_not_tried_again(hosts: Hosts, redis_client: Redis) -> None:
-    hosts.start().wait_ready()
+    worker = hosts.start().wait_ready()
     nodes = {"open": call("opened", with_={"x": 1, "name": "open"}, retry={"attempts": 5, "delay": 0.01})}
     other, started = fan_out("gated", 5, name="other"), run(nodes, "open")
     tools.await_told(redis_client, "open", 1)
@@ -243,6 +243,7 @@ def test_a_revoked_call_fails_and_is_not_tried_again(hosts: Hosts, redis_client:
     assert kinds(started)["retry"] == 0
     tools.open_gate(redis_client, "other", 5)
     assert other.result(WAIT_S) == list(range(5))
+    hosts.await_free(worker)
     assert hosts.counted("open") == 0
 
 
@@ -267,8 +268,13 @@ def test_two_workers_share_a_fan_out(hosts: Hosts) -> None:
     assert min(pids.values()) > 20
 
 
-def test_calls_that_wait_for_a_slot_are_handed_to_another_worker(hosts: Hosts, redis_client: Redis) -> None:
+@pytest.mark.parametrize("before", [0, 100])
+def test_calls_that_wait_for_a_slot_are_handed_to_another_worker(
+    hosts: Hosts, redis_client: Redis, before: int
+) -> None:
+    """Also those that it has at hand because the calls before were short."""
     first = hosts.start(concurrency=2).wait_ready()
+    assert len(fan_out("nothing", before).result(WAIT_S)) == before
     started = fan_out("gated", 20, name="gated")
     tools.await_told(redis_client, "gated", 2)
     second = hosts.start(concurrency=40).wait_ready()
@@ -276,6 +282,11 @@ def test_calls_that_wait_for_a_slot_are_handed_to_another_worker(hosts: Hosts, r
     assert places == {first.pid: 2, second.pid: 18}
     tools.open_gate(redis_client, "gated", 20)
     assert started.result(WAIT_S) == list(range(20))
+
+
+def test_short_calls_are_at_hand_before_a_slot_is_free(hosts: Hosts) -> None:
+    hosts.start(concurrency=4, MOSAIC_BATCH_CALLS="1").wait_ready()
+    assert max(fan_out("at_hand", 100).result(WAIT_S)) > 4
 
 
 def test_blocking_calls_that_wait_for_a_thread_are_handed_to_another_worker(

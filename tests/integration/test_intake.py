@@ -19,11 +19,11 @@ pytestmark = pytest.mark.integration
 class Taker:
     """A consumer of the queues `a` and `b` that keeps what it gets."""
 
-    def __init__(self, connection: Any, *, room: int) -> None:
+    def __init__(self, connection: Any, *, room: int, ahead: int = 0) -> None:
         self.room = room
         self.got: list[Message] = []
         self.channel = connection.channel()
-        intake = install_intake(self.channel, self._free)
+        intake = install_intake(self.channel, self._free, ahead=lambda: ahead)
         assert intake is not None
         self.intake: Intake = intake
         queues = [Queue(name, exchange="", routing_key=name) for name in "ab"]
@@ -71,6 +71,13 @@ def test_all_that_has_room_is_taken_from_each_queue_in_turn(
     assert taker.take() == {"a": 3, "b": 3}
     assert left(redis_client) == {"a": 7, "b": 7, "unacked": 6}
     assert not taker.intake.can_consume()
+
+
+def test_what_is_taken_ahead_is_beyond_the_prefetch_count(connection: Any) -> None:
+    taker = Taker(connection, room=9, ahead=2)
+    taker.intake.prefetch_count = 4
+    publish(connection, "a", 10)
+    assert taker.take() == {"a": 6}
 
 
 def test_a_message_may_take_many_slots(connection: Any, taker: Taker) -> None:

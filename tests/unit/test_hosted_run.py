@@ -125,11 +125,11 @@ class Held:
     def _publish(self, _run: str, _plan: Any, groups: Sequence[Any]) -> None:
         self.published += [(queue, list(calls)) for queue, calls in groups]
 
-    def message(self, name: str, *calls: str) -> None:
+    def message(self, name: str, *calls: str, now: float = 0.0) -> None:
         """A message brings ready calls."""
         self.ledger.ready |= set(calls) - self.ledger.claimed.keys()
         self.slots.take(len(calls))
-        self.run.give(list(calls), Ticket(calls, lambda: self.done.append(name)), 0.0)
+        self.run.give(list(calls), Ticket(calls, lambda: self.done.append(name)), now)
 
     def step(self, room: int = 100) -> list[Claim]:
         """One transition; what it claimed and would now run."""
@@ -268,11 +268,24 @@ def test_a_lost_expansion_leaves_what_was_claimed_beside_it(held: Held) -> None:
 def test_calls_are_handed_back_to_their_own_queues(held: Held) -> None:
     a, d = number(held, "a"), number(held, "d")
     held.message("m", a, d)
-    held.run.hand_back()
+    assert held.run.hand_back_late(0.0)
+    assert not held.run.hand_back_late(0.0)
     held.run.close_recorded()
     assert dict(held.published) == {"mosaic.cpu": [a], "other": [d]}
     assert (held.done, held.slots.used) == (["m"], 0)
     assert by_queue(held.plan, []) == []
+
+
+def test_only_what_waits_for_long_is_handed_back(held: Held) -> None:
+    a, d = number(held, "a"), number(held, "d")
+    held.message("early", a, now=1.0)
+    held.message("late", d, now=2.0)
+    assert held.run.hand_back_late(1.5)
+    held.run.close_recorded()
+    assert (held.published, held.done) == ([("mosaic.cpu", [a])], ["early"])
+    (claim,) = held.step()
+    assert claim.call == d
+    held.record(claim)
 
 
 def test_a_run_that_is_closed_frees_all_it_has(held: Held) -> None:

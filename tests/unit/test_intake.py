@@ -23,7 +23,7 @@ NEEDED: dict[type, set[str]] = {
         *("connection", "connection_errors", "global_keyprefix", "pool", "priority_steps", "qos"),
     },
     kombu_redis.QoS: {
-        *("_delivered", "_dirty", "_on_collect", "ack", "append", "can_consume_max_estimate", "channel"),
+        *("_delivered", "_dirty", "_on_collect", "ack", "append", "channel"),
         *("prefetch_count", "reject", "restore_unacked_once", "unacked_index_key", "unacked_key"),
     },
     kombu_redis.Transport: {"_callbacks", "_deliver"},

@@ -47,6 +47,19 @@ def test_slots_count() -> None:
     assert (slots.used, slots.free) == (1, 1)
 
 
+def test_what_is_fetched_ahead_takes_no_slot_that_is_free() -> None:
+    slots = Slots(2)
+    slots.ahead = 3
+    assert (slots.free, slots.room) == (2, 5)
+    slots.take(4)
+    assert (slots.free, slots.room) == (0, 1)
+    slots.take(4)
+    assert (slots.free, slots.room) == (0, 0)
+    slots.ahead = 0
+    slots.give(7)
+    assert (slots.free, slots.room) == (1, 1)
+
+
 def test_more_slots_are_told() -> None:
     told: list[int] = []
     slots = Slots(2, on_free=lambda: told.append(slots.free))

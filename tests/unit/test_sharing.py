@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_tasks.execution.sharing import TOGETHER, Lengths, batch_size, calls_to_keep, claim_size
+from mosaic_tasks.execution.sharing import (
+    TOGETHER,
+    Lengths,
+    batch_size,
+    calls_ahead,
+    calls_to_keep,
+    claim_size,
+)
 
 LENGTHS = st.one_of(st.none(), st.floats(0, 100))
 
@@ -56,6 +64,13 @@ def test_shares_stay_within_their_bounds(ready: int, length_s: float | None, wor
     assert 0 <= keep(ready, length_s, workers) <= min(ready, 256)
     assert 1 <= size(ready, length_s, workers) <= max(1, min(ready, 256))
     assert 1 <= claim_size(length_s, window_s=0.005, most=64) <= 64
+
+
+@pytest.mark.parametrize(
+    ("length_s", "ahead"), [(0.0, 32), (0.01, 32), (0.1, 32), (0.2, 16), (1.0, 3), (60.0, 0)]
+)
+def test_so_many_calls_are_at_hand_as_will_begin_soon(length_s: float, ahead: int) -> None:
+    assert calls_ahead(32, length_s=length_s, batch_s=0.1) == ahead
 
 
 def test_lengths_follow_what_is_measured() -> None:

@@ -306,6 +306,7 @@ class VLLMEngine:
         if journal.configuration is not None:
             quiet_import()
         try:
+            from vllm import envs
             from vllm.config.logging import LoggingConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
@@ -314,6 +315,7 @@ class VLLMEngine:
             raise ConfigurationError(
                 f"vLLM cannot be imported ({error}); install it with: {_installation(Path(__file__).parents[3])}"
             ) from error
+        envs.disable_envs_cache()  # an earlier engine of this process had variables of its own
         cpu: bool = current_platform.is_cpu()
         prepare_environment(self.spec, cpu=cpu)
         gpu_gb = None if cpu else current_platform.get_device_total_memory() / GIB
@@ -328,6 +330,7 @@ class VLLMEngine:
             check_fit(self.spec, config, cpu=cpu)
             loggers = [stat_logger(self.meter)]
             self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
+        envs.enable_envs_cache()  # vLLM reads one of them for each token, a seventh of the loop's time
 
     def _watch(self) -> None:
         """Hears of EngineCore's end by the pipe that closes with it."""
