@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -255,7 +256,7 @@ def _check_apart(inputs: Path, results: Path) -> None:
     Raises:
         InputError: both are one file.
     """
-    if inputs.exists() and results.exists() and inputs.samefile(results):
+    if os.path.exists(inputs) and os.path.exists(results) and inputs.samefile(results):
         raise InputError(
             f"the results would be written to {str(results)!r}, which are the inputs; name another --output"
         )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -43,7 +43,7 @@ def metrics(
 
     \b
     Examples:
-      mosaic metrics
+      mosaic metrics --port 9464
       curl http://127.0.0.1:9464/metrics
       curl http://127.0.0.1:9464/work/cpu
     """
@@ -84,14 +84,18 @@ def _interrupt(*_signal: Any) -> None:
 
 
 def listening(host: str, port: int, read: Callable[[], Figures]) -> ThreadingHTTPServer:
-    """A server that answers with what `read` finds, each time anew.
+    """A server that answers with what `read` finds: anew, but for those who ask at the same time once.
 
     Raises:
         typer.BadParameter: the address cannot be had.
     """
 
+    from mosaic_tasks.observability.sharing import Shared
+
+    figures = Shared(read)
+
     class Handler(_Handler):
-        figures = staticmethod(read)
+        pages = _Pages(figures.get, Shared(lambda: _exposed(figures.get())).get)
 
     try:
         return _Server((host, port), Handler)
@@ -106,14 +110,21 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Pages(NamedTuple):
+    """What is asked for: the figures, and all of them as text."""
+
     figures: Callable[[], Figures]
+    exposed: Callable[[], bytes]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    pages: _Pages
     timeout = _AWAY_S
 
     def do_GET(self) -> None:
         """One of the two kinds of page."""
         try:
-            kind, text = _page(self.path, self.figures)
+            kind, text = _page(self.path, self.pages)
         except LookupError:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -133,7 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Says nothing: each question of Prometheus would be a line."""
 
 
-def _page(path: str, figures: Callable[[], Figures]) -> tuple[str, bytes]:
+def _exposed(figures: Figures) -> bytes:
+    from mosaic_tasks.observability.exposition import exposition
+
+    return exposition(figures).encode()
+
+
+def _page(path: str, pages: _Pages) -> tuple[str, bytes]:
     """Content type and text of a page.
 
     Raises:
@@ -141,10 +158,8 @@ def _page(path: str, figures: Callable[[], Figures]) -> tuple[str, bytes]:
     """
     _, kind, *group = path.partition("?")[0].split("/")
     if (kind, group) == ("metrics", []):
-        from mosaic_tasks.observability.exposition import exposition
-
-        return TEXT, exposition(figures()).encode()
+        return TEXT, pages.exposed()
     if kind != "work" or len(group) != 1:
         raise LookupError(path)
-    found = figures().groups[group[0]]
+    found = pages.figures().groups[group[0]]
     return JSON, to_json({**found._asdict(), "work": found.work}, indent=0).encode()

@@ -153,7 +153,7 @@ class ScheduleSpec(Part):
         default=None, ge=0, le=MOST_USD, allow_inf_nan=False, description="US dollars that a run may cost"
     )
     webhook: str | None = Field(
-        default=None, description="where a worker tells each run's end, by a signed POST"
+        default=None, repr=False, description="where a worker tells each run's end, by a signed POST"
     )
 
     @model_validator(mode="after")

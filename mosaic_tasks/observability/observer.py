@@ -108,7 +108,8 @@ class Observer:
         seconds = max(ended_ms - standing.since_ms, 0) / 1000
         self.tallies.observe(figures.RUNS, seconds, standing.name, standing.status)
         if self.tracer is not None:
-            self.tracer.emit(telling.of_run(run_id, standing))
+            for span in telling.of_run(run_id, standing):
+                self.tracer.emit(span)
 
     def lost(self, run_id: str, call: LiveCall, node: str, *, now_ms: int) -> None:
         """A claim of a process that died was taken back. Who died can tell nothing of it."""

@@ -32,23 +32,33 @@ class CallFacts(NamedTuple):
     read: Sequence[Attempt] = ()
 
 
-def of_run(run_id: str, standing: RunStanding) -> Span:
-    """The root. Of a run whose nodes ran again after its end: that, below the root."""
-    attributes = {
-        names.RUN: run_id,
-        names.WORKFLOW: standing.name,
-        names.STATUS: standing.status,
-    }
-    start_ms, again = standing.created_ms, standing.reopened_ms
+def of_run(run_id: str, standing: RunStanding) -> list[Span]:
+    """The root, once; and of a run whose nodes ran again after its end: that, below the root."""
+    name, again, whole, spans = standing.name, standing.reopened_ms, span_of(run_id), list[Span]()
+    if again is None or standing.is_untold:
+        root = _to_the_end(run_id, standing, whole, None, f"run {name}", standing.created_ms)
+        spans.append(root._replace(links=_links_to(standing.origin)))
+    if again is not None:
+        identity = span_of(run_id, "again", again)
+        spans.append(_to_the_end(run_id, standing, identity, whole, f"rerun {name}", again))
+    return spans
+
+
+def _to_the_end(
+    run_id: str, standing: RunStanding, identity: int, parent: int | None, name: str, start_ms: int
+) -> Span:
     return Span(
         trace_of(run_id),
-        span_of(run_id, "again", again) if again is not None else span_of(run_id),
-        span_of(run_id) if again is not None else None,
-        f"rerun {standing.name}" if again is not None else f"run {standing.name}",
-        (again if again is not None else start_ms) * _NS_A_MS,
+        identity,
+        parent,
+        name,
+        start_ms * _NS_A_MS,
         (standing.ended_ms or start_ms) * _NS_A_MS,
-        attributes=attributes,
-        links=_links_to(standing.origin) if again is None else (),
+        attributes={
+            names.RUN: run_id,
+            names.WORKFLOW: standing.name,
+            names.STATUS: standing.status,
+        },
         error="RunFailed" if standing.status == "failed" else "",
     )
 

@@ -20,6 +20,7 @@ from mosaic_tasks.observability.spans import Attribute, Span, plain
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from requests import Response, Session
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +28,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 SAMPLER, SAMPLER_ARG = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The variable by which prompts and answers are told, too."""
+_PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{kind}CREDENTIAL_PROVIDER" for kind in ("", "TRACES_"))
+"""The variables that name what knows a password for the collector."""
 QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE"
 _QUEUED = 2048
 """So many spans wait at most to be sent, unless that variable says another number."""
@@ -34,6 +37,9 @@ _MOST_CHARS = 100_000
 _MOST_INT = (1 << 63) - 1
 LAST_S = 2.0
 """A process that ends waits so long for its last spans to be sent."""
+_ELSEWHERE = (
+    f"the collector sends spans elsewhere, so they are lost; name where it leads to in {ENDPOINTS[0]}"
+)
 _SCOPE = "mosaic_tasks"
 _INSTALL = "pip install 'mosaic-tasks[tracing]'"
 
@@ -57,7 +63,7 @@ class Tracer:
         service = os.environ.get("OTEL_SERVICE_NAME") or _SCOPE
         self._resource = Resource.create({"service.name": service, "process.pid": os.getpid()})
         self._scope = InstrumentationScope(_SCOPE)
-        self._sending = _Sending(OTLPSpanExporter(), most=_queue_size())
+        self._sending = _Sending(OTLPSpanExporter(session=_session()), most=_queue_size())
         exporter: Any = self._sending  # it has what is needed of one
         self._batches = BatchSpanProcessor(exporter, max_queue_size=self._sending.most)
         atexit.register(self.close)
@@ -118,6 +124,29 @@ class Tracer:
             end_time=max(span.end_ns, span.start_ns),
             instrumentation_scope=self._scope,
         )
+
+
+def _session() -> Session | None:
+    """One that takes no redirect for an answer: OpenTelemetry goes nowhere else, and counts what it sent as taken."""
+    from requests import RequestException, Session
+
+    if any(os.environ.get(name) for name in _PROVIDERS):
+        return None  # it brings its own
+    told = False
+
+    def refuse(answer: Response, **_options: Any) -> None:
+        nonlocal told
+        if not 300 <= answer.status_code < 400:
+            return
+        answer.close()
+        if not told:
+            log.warning("tracing.redirected", what=_ELSEWHERE, status=answer.status_code)
+        told = True
+        raise RequestException(f"redirected with status {answer.status_code}")
+
+    session = Session()
+    session.hooks["response"].append(refuse)
+    return session
 
 
 class _Sending:

@@ -21,7 +21,7 @@ from mosaic_tasks.reports.naming import file_name
 from mosaic_tasks.reports.page import Page
 from mosaic_tasks.reports.pdf import renderer, to_pdf
 from mosaic_tasks.reports.places import Place
-from mosaic_tasks.reports.result import Entry
+from mosaic_tasks.reports.result import Entry, pieces_of
 from mosaic_tasks.reports.template import rendered
 from mosaic_tasks.reports.texts import check_reader
 
@@ -107,7 +107,7 @@ def make(work: Work, marks_path: Path) -> list[str]:
         The names of the files of the report that are there now; of files of single lines their folder.
 
     Raises:
-        InputError: a file cannot be written, or the template fails.
+        InputError: a file cannot be read or written, or the template fails.
     """
     marks = read_marks(marks_path)
     files = [_report_file(work, each) for each in work.formats]
@@ -131,7 +131,7 @@ def _make(place: Place, marks: Marks, file: _File) -> bool:
 
 def _report_file(work: Work, wanted: Format) -> _File:
     if wanted is Format.JSONL:
-        return _File(work.results.name, _digest(files=[work.results]), lambda: _read(work.results))
+        return _File(work.results.name, _digest(files=[work.results]), lambda: pieces_of(work.results))
     words = (wanted, work.stem, work.template or "", *vars(work.about).values())
     of = _digest(*words, files=work.sources)
     return _File(f"{work.stem}{wanted.suffix}", of, lambda: _report_pieces(work, wanted))
@@ -186,7 +186,7 @@ def _digest(*words: str, files: Iterable[Path] = ()) -> str:
     for word in words:
         digest.update(blake2b(word.encode(errors="surrogateescape")).digest())
     for path in files:
-        for piece in _read(path):
+        for piece in pieces_of(path):
             digest.update(piece)
         digest.update(b"\0")
     return digest.hexdigest()
@@ -197,9 +197,3 @@ def _edition() -> bytes:
     """Changes with this room."""
     room = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".css"))
     return blake2b(b"".join(path.read_bytes() for path in room)).digest()
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            yield piece

@@ -6,6 +6,7 @@ bytes then, and a message the same id.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -44,4 +45,6 @@ def write_marks(path: Path, marks: Marks) -> None:
         fresh.write_bytes(msgspec.json.encode(marks))
         fresh.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        with suppress(OSError):  # what keeps it from being written may keep it from being deleted
+            fresh.unlink(missing_ok=True)
+        raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from datetime import UTC, datetime
 from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from mosaic_queues.times import utc_text
 from mosaic_tasks.reports.document import (
     COLUMNS,
     About,
@@ -81,7 +81,7 @@ def _style() -> str:
 def _dates(ended_ms: int) -> str:
     if not ended_ms:
         return ""
-    date = f"{datetime.fromtimestamp(ended_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    date = utc_text(ended_ms)
     return "".join(f'<meta name="dcterms.{name}" content="{date}">\n' for name in ("created", "modified"))
 
 

@@ -143,8 +143,11 @@ class Store:
                         file.write(bytes(piece))
                 with suppress(FileExistsError):
                     os.link(fresh, to)
+            except OSError as error:
+                raise InputError(f"cannot write {str(to)!r}: {error.strerror or error}") from error
             finally:
-                fresh.unlink(missing_ok=True)
+                with suppress(OSError):
+                    fresh.unlink(missing_ok=True)
 
     @contextmanager
     def _told(self, verb: str, name: str) -> Iterator[None]:

@@ -11,6 +11,8 @@ import msgspec
 
 from mosaic_queues.errors import InputError
 
+_PIECE_BYTES = 1 << 20
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a run took.
@@ -72,6 +74,20 @@ def read_results(path: Path) -> Iterator[Result]:
             yield from map(decoder.decode, lines)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the results {str(path)!r}: {error}") from error
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """What is in a file, a piece at a time.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
 
 
 @dataclass

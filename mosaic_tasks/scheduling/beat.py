@@ -8,15 +8,19 @@ lost, and one that is sent twice has the same task id both times: `mosaic.submit
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
 from celery.beat import ScheduleEntry, SchedulingError
+from celery.signals import beat_init
 from kombu.exceptions import OperationalError
 from redis.exceptions import LockNotOwnedError, RedisError
 
@@ -28,7 +32,11 @@ from mosaic_tasks.scheduling.turns import Turns
 
 try:
     from redbeat.decoder import RedBeatJSONEncoder  # type: ignore[import-untyped]
-    from redbeat.schedulers import RedBeatScheduler, get_redis  # type: ignore[import-untyped]
+    from redbeat.schedulers import (  # type: ignore[import-untyped]
+        RedBeatScheduler,
+        acquire_distributed_beat_lock,
+        get_redis,
+    )
 except ImportError as error:
     raise ConfigurationError(
         f"beat needs RedBeat, which is not installed ({error}): pip install 'mosaic-tasks[cron]'"
@@ -36,30 +44,61 @@ except ImportError as error:
 
 log = structlog.get_logger(__name__)
 
+# It would ask once, and where that fails Celery goes on without the lock: each look asks instead.
+beat_init.disconnect(acquire_distributed_beat_lock)
+
 _SENDS = uuid.UUID("6f0d4f2e-6e0a-5d0c-9c57-0f5a4a4f3a11")
 """Names the task ids of what RedBeat's entries send."""
 _AWAY = (OperationalError, OSError, RedisError)
 """What a message that could not be sent may be sent again after."""
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_END_S = 3.0
+"""A beat that is told to end waits so long for what it is at, and once more to give back its lock."""
 
 
 class Scheduler(RedBeatScheduler):
     """Starts runs of schedules, and sends what RedBeat's entries say."""
+
+    _is_set_up, _told = False, ""
 
     @cached_property
     def turns(self) -> Turns:
         """The looks at our schedules."""
         return Turns(process_for(self.app), lock=self.lock_key, hold=self._hold)
 
+    def setup_schedule(self) -> None:
+        """Notes the entries of the app's configuration; where the server does not serve, the first look after it."""
+        try:
+            super().setup_schedule()
+        except RedisError as error:
+            if told_error(error) is None:
+                raise
+            return
+        self._is_set_up = True
+
     def tick(self, *args: Any, **options: Any) -> float:
         """Sends and starts what is due; returns the seconds until it is to be called again."""
         try:
+            if self.lock is None:
+                acquire_distributed_beat_lock(SimpleNamespace(scheduler=self))
             with _undisturbed():
-                return float(min(super().tick(*args, **options), self.turns.turn()))
+                if not self._is_set_up:
+                    self.setup_schedule()
+                pause_s = float(min(super().tick(*args, **options), self.turns.turn()))
         except (ServerError, RedisError) as error:
-            if isinstance(error, RedisError) and told_error(error) is None:
+            told = error if isinstance(error, ServerError) else told_error(error)
+            if told is None:
                 raise
-            log.warning("beat.server", what="the server does not serve now", error=str(error))
+            self._tell(str(told))
             return float(self.max_interval)
+        self._tell("")
+        return pause_s
+
+    def _tell(self, problem: str) -> None:
+        """Says what keeps the server from serving, once; an empty text: nothing does."""
+        if problem and problem != self._told:
+            log.warning("beat.server", what="the server does not serve now; it is waited for", error=problem)
+        self._told = problem
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **options: Any) -> Any:
         """Sends what an entry says, and then notes that."""
@@ -90,8 +129,13 @@ class Scheduler(RedBeatScheduler):
 
     def close(self) -> None:
         """Gives back the lock, and what this process had opened."""
-        super().close()
-        close_process(self.app)
+        last = _last_moment()
+        last.start()
+        try:
+            super().close()
+            close_process(self.app)
+        finally:
+            last.cancel()
 
     def _hold(self) -> str:
         """Holds the lock for its whole time again; its token.
@@ -106,13 +150,36 @@ class Scheduler(RedBeatScheduler):
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Has signals that end the process wait. Celery's handler closes connections in the middle of their use, which may
-    then raise something else than the end that it asks for."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    """Has signals that end the process wait, though not for a server that is frozen. Celery's handler closes
+    connections in the middle of their use, which may then raise something else than the end that it asks for."""
+    asked, last = list[int](), _last_moment()
+
+    def note(number: int, _frame: object) -> None:
+        if not asked:
+            last.start()
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in _ENDS}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        last.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if asked:
+            signal.raise_signal(asked[0])
+
+
+def _last_moment() -> threading.Timer:
+    """Once it is started and not cancelled in time, the process ends as if it were killed: its lock lapses."""
+    timer = threading.Timer(_END_S, _leave)
+    timer.daemon = True
+    return timer
+
+
+def _leave() -> None:
+    log.warning("beat.left", what="it ends without giving back its lock, since the server does not answer")
+    os._exit(1)
 
 
 def _task_id(entry: Any) -> str:

@@ -39,13 +39,16 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
         workflow: its name.
         plan: content hash of its plan, terms included.
         inputs: of its runs, as templates.
-        webhook: the URL that is told their ends.
+        webhook: the URL that is told their ends; not shown.
     """
 
     workflow: str
     plan: str
     inputs: dict[str, Any] = {}
     webhook: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Said {self.workflow} {self.plan}>"
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -1,18 +1,17 @@
 """Runs of schedules: what a schedule says becomes a plan, and a tick becomes a run, once.
 
-A tick's run has the idempotency key `schedule/NAME/TIME`, so whoever starts a tick again gets the run that it has.
+A tick's run has the idempotency key `schedule/NAME/TIME`, so whoever starts a tick again gets the run that it has. Who
+takes the key decides the run's id. Where the schedule was changed before that run was opened, it is opened as the
+schedule is now, by that very id: who took the key may be frozen, and of both only the first to open it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from mosaic_queues.errors import InputError, UnknownRun
-from mosaic_queues.ledger import KeyedRun
+from mosaic_queues.times import utc_text
 from mosaic_tasks.definition.plan import Plan, plan_hash
 from mosaic_tasks.definition.schedules import inputs_at, shown_tick
 from mosaic_tasks.definition.schemas import complete_inputs
@@ -58,12 +57,12 @@ def start_tick(process: Process, schedule: Schedule, plan: Plan, tick: int, *, b
     try:
         return open_run(process, plan, inputs, key=key, webhook=webhook).run_id
     except InputError:
-        found = _run_of(process, plan.tenant, key)
+        found = process.ledger.known_run(plan.tenant, key)
         if found is None:
             raise
-        if _is_there(process, found):
-            return found
-        return open_run(process, plan, inputs, key=_anew(key, plan), webhook=webhook).run_id
+        if not _is_there(process, found.run_id):
+            open_run(process, plan, inputs, run_id=found.run_id, webhook=webhook)
+        return found.run_id
 
 
 def start_now(process: Process, schedule: Schedule, plan: Plan, now: int) -> str:
@@ -78,18 +77,12 @@ def start_now(process: Process, schedule: Schedule, plan: Plan, now: int) -> str
 
 def tick_key(name: str, tick: int) -> str:
     """The idempotency key of a tick's run."""
-    return f"schedule/{name}/{datetime.fromtimestamp(tick, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"schedule/{name}/{utc_text(1000 * tick)}"
 
 
 def _inputs(schedule: Schedule, plan: Plan, tick: int, before: int) -> Mapping[str, Any]:
     shown = shown_tick(tick, before or previous(schedule.timing, tick), schedule.timing.zone)
     return complete_inputs(plan.inputs_schema, inputs_at(schedule.said.inputs, shown))
-
-
-def _run_of(process: Process, tenant: str, key: str) -> str | None:
-    """The run that a key stands for, whatever it was opened with."""
-    raw = process.client.get(process.ledger.keys.once(tenant, key))
-    return msgspec.msgpack.decode(raw, type=KeyedRun).run_id if isinstance(raw, bytes) else None
 
 
 def _is_there(process: Process, run_id: str) -> bool:
@@ -99,11 +92,6 @@ def _is_there(process: Process, run_id: str) -> bool:
     except UnknownRun:
         return False
     return True
-
-
-def _anew(key: str, plan: Plan) -> str:
-    """The key for a tick whose first one stands for a run that was never opened, of what the schedule said before."""
-    return f"{key}/{plan_hash(plan.encode())}"
 
 
 __all__ = ["put_schedule", "start_now", "start_tick", "tick_key"]

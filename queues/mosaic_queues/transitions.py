@@ -207,7 +207,8 @@ class RunStanding(NamedTuple):
     Attributes:
         since_ms: when it was opened, or opened again.
         origin: the span in whose course it was submitted, as W3C's `traceparent`; empty: none.
-        reopened_ms: when nodes of it were last run again; None: never.
+        reopened_ms: when nodes of it were last run again after its end; None: never.
+        is_untold: of one that was opened again: before a sweep found it over.
     """
 
     status: RunStatus
@@ -217,6 +218,7 @@ class RunStanding(NamedTuple):
     ended_ms: int | None = None
     origin: str = ""
     reopened_ms: int | None = None
+    is_untold: bool = False
 
 
 class RunRecord(NamedTuple):

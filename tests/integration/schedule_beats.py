@@ -41,6 +41,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "before_send": (beat.Scheduler, "apply_async", False),
     "before_reserve": (beat.Scheduler, "reserve", False),
     "after_reserve": (beat.Scheduler, "reserve", True),
+    "before_close": (beat.Scheduler, "close", False),
 }
 """Where a beat may die: what is called there, and whether it has been."""
 

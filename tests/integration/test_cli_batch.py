@@ -327,6 +327,8 @@ def test_wrong_lines_can_be_skipped_and_have_a_result(place: Path, worker: None)
         ("in.jsonl", "nonsense://place/", "'nonsense://place' cannot be used as an object store"),
         ("in.jsonl", "file:///x?a=b", "the URL of --output has a query or fragment"),
         ("in.jsonl", "/dev/null", "'/dev/null' is no regular file"),
+        ("in.jsonl", "x" * 300, "xxx': File name too long"),
+        ("x" * 300, "out.jsonl", "xxx': File name too long"),
     ],
 )
 def test_files_that_are_of_no_use_are_told(place: Path, inputs: str, output: str, reason: str) -> None:

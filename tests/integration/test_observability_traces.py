@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 from redis import Redis
 
 from mosaic_tasks import Run, Workflow, submit
+from mosaic_tasks.execution.process import close_all
 from mosaic_tasks.observability.origin import requested
 from tests.integration.collector import Collector, Seen, collecting
 from tests.integration.mixture_runs import ask, says
+from tests.integration.test_hedging_workers import ASKS, Site, site
 from tests.services import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
+__all__ = ["site"]
 WAIT_S = 60.0
 QUEUES = ("mosaic.cpu", "mosaic.api.replay")
 TOOLS = "tests.integration.run_tools"
@@ -65,6 +69,21 @@ def is_within(span: Seen, other: Seen) -> bool:
     return other.start_ns <= span.start_ns <= span.end_ns <= other.end_ns
 
 
+def check_tree(spans: list[Seen]) -> None:
+    """One root, and of each other span the parent is there, as are those of its run that it is linked to."""
+    ids = [span.id for span in spans]
+    assert len(ids) == len(set(ids))
+    assert len([span for span in spans if not span.parent]) == 1
+    for span in spans:
+        assert not span.parent or span.parent in ids, f"the parent of {span} is missing"
+        assert {other for trace, other in span.links if trace == span.trace} <= set(ids), span
+        assert span.start_ns <= span.end_ns
+
+
+def trace_of(run: Run, collector: Collector) -> list[Seen]:
+    return [span for span in collector.spans if span.trace == run.id.replace("-", "")]
+
+
 def test_a_run_over_several_processes_is_one_trace_with_its_tree_and_links(
     workers: Workers, collector: Collector, tracing: dict[str, str]
 ) -> None:
@@ -81,6 +100,7 @@ def test_a_run_over_several_processes_is_one_trace_with_its_tree_and_links(
     run = run_of(nodes, "sum")
     assert run.result(WAIT_S) == 6
     spans = collector.await_run(run.id, calls=7)
+    check_tree(spans)
     root, calls = root_of(spans), by_call(spans)
     assert (root.name, root.attributes["mosaic.status"], root.is_error) == ("run traced", "done", False)
     assert {call for call, _ in calls} == {"0", "1", "1.0", "1.1", "1.2", "1.c", "2"}
@@ -103,7 +123,9 @@ def test_a_call_whose_process_dies_is_told_twice_and_its_reader_knows_the_one_th
     }
     run = run_of(nodes, "after")
     run.result(WAIT_S)
-    calls = by_call(collector.await_run(run.id, calls=3))
+    spans = collector.await_run(run.id, calls=3)
+    check_tree(spans)
+    calls = by_call(spans)
     lost, done, after = calls["0", 1], calls["0", 2], calls["1", 1]
     assert (lost.attributes["mosaic.outcome"], lost.is_error, lost.status) == ("lost", True, "CallLost")
     assert (done.attributes["mosaic.outcome"], done.is_error) == ("done", False)
@@ -111,6 +133,79 @@ def test_a_call_whose_process_dies_is_told_twice_and_its_reader_knows_the_one_th
     assert lost.pid != done.pid  # by the sweeper: who died tells nothing
     assert is_linked(after, done)
     assert not is_linked(after, lost)
+
+
+def test_a_run_that_runs_again_has_a_root_whether_it_was_over_or_not(
+    workers: Workers, collector: Collector, tracing: dict[str, str], tmp_path: Path
+) -> None:
+    env = {**tracing, "MOSAIC_SWEEP_S": "1"}  # so that it runs again before anybody has seen its end
+    workers.start("mosaic_tasks.app", QUEUES, pool="threads", concurrency=2, env=env).wait_ready()
+    over = run_of({"one": {"tool": f"{TOOLS}:one"}}, "one")
+    os.mkfifo(tmp_path / "pipe")
+    nodes = {
+        "one": {"tool": f"{TOOLS}:one"},
+        "held": {"tool": f"{TOOLS}:read", "with": {"path": str(tmp_path / "pipe")}},
+        "sum": {"tool": f"{TOOLS}:total", "with": {"values": ["${one}"]}, "after": ["held"]},
+    }
+    running = run_of(nodes, "sum")
+    for _ in range(2):
+        over.result(WAIT_S)
+        over.rerun("one")
+    next(event for event in running.events(follow=True) if event.kind == "done")
+    running.rerun("one")
+    (tmp_path / "pipe").write_text("here")
+    for run in (over, running):
+        run.result(WAIT_S)
+        collector.await_run(run.id)
+    workers.stop()
+    for run in (over, running):
+        check_tree(trace_of(run, collector))
+    assert [span.name for span in trace_of(running, collector) if "run" in span.name] == ["run traced"]
+    assert "rerun traced" in {span.name for span in trace_of(over, collector)}
+
+
+def test_a_call_that_is_asked_twice_is_told_twice(
+    site: Site,
+    workers: Workers,
+    collector: Collector,
+    tracing: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in tracing.items():
+        monkeypatch.setenv(name, value)
+    for name in ("one", "other"):
+        site.start(name)
+    run = site.submit(ASKS)
+    site.await_asked("one", "other")
+    site.open("other")
+    run.result(WAIT_S)
+    site.await_usages(run, 2)
+    collector.await_run(run.id, calls=2)
+    close_all()  # this process has told of the submission
+    workers.stop()
+    spans = trace_of(run, collector)
+    check_tree(spans)
+    assert sum(span.name.startswith("chat ") for span in spans) == 2
+
+
+def test_a_cancelled_run_tells_of_what_it_cut_off(
+    workers: Workers, collector: Collector, tracing: dict[str, str], tmp_path: Path
+) -> None:
+    env = {**tracing, "MOSAIC_REPLAY_SPEED": "1"}
+    workers.start("mosaic_tasks.app", QUEUES, pool="async", concurrency=4, env=env).wait_ready()
+    slow = says(tmp_path, "slow", "word " * 9999, tokens_per_s=10.0)
+    agent = {"agent": {"prompt": "Well?", "model": slow}}
+    run = run_of({"one": agent, "other": {**agent, "detached": True}}, "one")
+    claimed = (event for event in run.events(follow=True) if event.kind == "claimed")
+    calls = set[str]()
+    while len(calls) < 2:
+        calls |= set(next(claimed).calls)
+    run.cancel()
+    collector.await_run(run.id, calls=2)
+    workers.stop()
+    spans = trace_of(run, collector)
+    check_tree(spans)
+    assert root_of(spans).attributes["mosaic.status"] == "cancelled"
 
 
 def test_a_failure_tells_its_kind_and_nothing_that_it_quotes(

@@ -141,6 +141,7 @@ def test_the_format_is_that_of_the_suffix_or_the_one_that_is_given(
         (("--output", "a.html", "--template", "none.md"), "the template 'none.md' cannot be used"),
         (("--output", "a.jsonl", "--webhook", "http://10.0.0.1/"), "has no TLS"),
         (("--output", "a.jsonl", "--webhook", "https://169.254.169.254/"), "no public address"),
+        (("--output", "s3://bucket/\udcff/"), "characters that URLs have not"),
         (("--webhook", "https://example.org/"), "with it name the place of the results"),
         (("--output", "a.jsonl", "-f", "docx"), "docx"),
     ],

@@ -1,81 +1,20 @@
-"""Reports in an object store over HTTP: a server on loopback that speaks as much of S3 as is needed."""
+"""Reports in an object store over HTTP."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
+from made_batches import done, work, write
 
 from mosaic_queues.errors import InputError
+from mosaic_tasks.reports.formats import Format
+from mosaic_tasks.reports.making import make
 from mosaic_tasks.reports.places import Store
+from tests.integration.buckets import s3
 
 pytestmark = pytest.mark.integration
-
-
-class _S3(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_PUT(self) -> None:
-        self._objects[self._key] = self.rfile.read(int(self.headers["content-length"]))
-        self._answer(200)
-
-    def do_GET(self) -> None:
-        found = self._objects.get(self._key)
-        self._answer(404 if found is None else 200, found or b"")
-
-    do_HEAD = do_GET
-
-    def do_DELETE(self) -> None:
-        self._objects.pop(self._key, None)
-        self._answer(204)
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(403 if self.server.is_closed else status)  # type: ignore[attr-defined]
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", "Mon, 30 Nov 2026 07:00:00 GMT")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    @property
-    def _objects(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = self.server.objects  # type: ignore[attr-defined]
-        return found
-
-    @property
-    def _key(self) -> str:
-        return unquote(urlsplit(self.path).path)
-
-    def log_message(self, *_arguments: Any) -> None: ...
-
-
-@contextmanager
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _S3)
-    server.objects, server.is_closed, server.daemon_threads = {}, False, True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "hush-hush",
-        "AWS_REGION": "eu-central-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_a_bucket_gets_whole_files_and_gives_them_back(
@@ -114,3 +53,38 @@ def test_a_bucket_that_is_closed_is_told_without_its_secret(
         ):
             path.write_bytes(b"x")
         assert "hush-hush" not in str(told.value)
+
+
+class Closing(dict[str, bytes]):
+    """The objects of a bucket that takes so many, and then one more, of which it says that it does not."""
+
+    def __init__(self, server: Any, most: int) -> None:
+        super().__init__()
+        self._server, self._most = server, most
+        self.taken: list[str] = []
+
+    def __setitem__(self, name: str, data: bytes) -> None:
+        super().__setitem__(name, data)
+        self.taken.append(name.rpartition("/")[2])
+        self._server.is_closed = len(self.taken) > self._most
+
+
+def test_reports_go_on_where_the_bucket_was_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "results.jsonl", [done(1, "one"), done(2, "two")])
+    with s3(monkeypatch) as server:
+        server.objects = bucket = Closing(server, most=3)
+        store = Store("s3://reports/week-48", work=tmp_path / "work")
+        report = work(tmp_path, Format.JSONL, Format.HTML, each=True, place=store)
+        with pytest.raises(InputError, match=r"cannot write 'items/00002-item-2\.html'"):
+            make(report, tmp_path / "marks")
+        assert list((tmp_path / "work").iterdir()) == []
+        server.is_closed, server.objects._most = False, 99
+        make(report, tmp_path / "marks")
+        make(report, tmp_path / "marks")
+    assert {name.rpartition("week-48/")[2] for name in bucket} == {
+        "results.jsonl",
+        "report.html",
+        "items/00001-item-1.html",
+        "items/00002-item-2.html",
+    }
+    assert (bucket.taken.count("report.html"), bucket.taken.count("00002-item-2.html")) == (1, 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 from rich.console import Console
 
 from mosaic_queues.errors import InputError, PayloadCorrupt
@@ -46,6 +47,19 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
         pytest.raises(InputError, match=r"cannot write the results to '.*out\.jsonl': No space left"),
     ):
         results.append(result(1))
+
+
+def test_a_stdout_on_a_full_disk_is_told_and_that_nobody_reads_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, told in ((errno.ENOSPC, InputError), (errno.EPIPE, BrokenPipeError)):
+
+        def fails(_text: str, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(typer, "echo", fails)
+        with opened(None, mark="k") as results, pytest.raises(told):
+            results.append(result(1))
 
 
 def test_results_that_are_put_in_order_still_belong_to_one_batch(tmp_path: Path) -> None:

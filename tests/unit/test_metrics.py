@@ -7,7 +7,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from typing import cast
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -29,6 +31,7 @@ from mosaic_tasks.cli.probing import not_ready
 from mosaic_tasks.observability import figures
 from mosaic_tasks.observability.exposition import exposition
 from mosaic_tasks.observability.gathering import Figures, queues_of, served, together
+from mosaic_tasks.observability.sharing import Shared
 from mosaic_tasks.observability.tracing import Tracer
 
 HOSTING = ("mosaic.gpu.m", "mosaic.l4.m", "mosaic.direct.w@h")
@@ -107,6 +110,54 @@ def test_a_page_that_is_none_is_not_found_and_a_server_that_is_away_is_told() ->
             assert answer.read() == b'{"waiting":3,"running":2,"work":5}'
     with answering(away) as root, pytest.raises(HTTPError, match="503"):
         urlopen(f"{root}/metrics")
+
+
+def test_many_who_ask_at_the_same_time_have_the_figures_read_by_one_at_a_time() -> None:
+    reading, together_read = threading.Semaphore(1), threading.Event()
+
+    def slow() -> Figures:
+        if not reading.acquire(blocking=False):
+            together_read.set()
+            return FIGURES
+        together_read.wait(0.1)
+        reading.release()
+        return FIGURES
+
+    with answering(slow) as root, ThreadPoolExecutor(8) as several:
+        pages = list(several.map(lambda _: urlopen(f"{root}/metrics"), range(8)))
+    for page in pages:
+        with page:
+            assert b"mosaic_queue_waiting" in page.read()
+    assert not together_read.is_set()
+
+
+def test_an_error_is_told_to_who_waited_for_it_and_to_nobody_else() -> None:
+    answers = iter([ConnectionError("no server"), FIGURES])
+
+    def read() -> Figures:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with answering(read) as root:
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(f"{root}/metrics")
+        with urlopen(f"{root}/metrics") as answer:
+            assert answer.status == 200
+
+
+def test_who_asks_once_the_others_are_told_gets_something_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, newer = count(), list[int]()
+    shared, tell = Shared(lambda: next(numbers)), Future.set_result
+
+    def told(coming: Future[int], number: int) -> None:
+        tell(coming, number)
+        if number == 0:
+            newer.append(shared.get())
+
+    monkeypatch.setattr(Future, "set_result", told)
+    assert (shared.get(), newer) == (0, [1])
 
 
 def test_who_hangs_up_before_the_answer_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,14 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 from made_observers import observer
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SpanExportResult
+from structlog.testing import capture_logs
 
 from mosaic_queues.errors import ConfigurationError
 from mosaic_tasks.engines.protocol import Completion, EngineRequest, Message, Usage
@@ -174,7 +176,7 @@ def collector() -> Collector:
 def tracer(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> Iterator[Tracer]:
     """One with a short queue, that sends to the collector."""
     monkeypatch.setattr(
-        "opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter", lambda: collector
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter", lambda **_: collector
     )
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
@@ -222,6 +224,40 @@ def test_what_the_collector_refuses_is_counted(tracer: Tracer, collector: Collec
     tracer.emit(span())
     tracer.close()
     assert (tracer.take_lost(), tracer.take_lost()) == (1, 0)
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(self.path)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(307)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_words: Any) -> None: ...
+
+
+def test_spans_that_a_collector_sends_elsewhere_are_lost_counted_and_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server, capture_logs() as lines:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+        tracer = Tracer()
+        for number in range(3):
+            tracer.emit(span(number + 1))
+        tracer.close()
+        server.shutdown()
+        thread.join()
+    assert _Elsewhere.asked == ["/v1/traces"] * 3
+    assert tracer.take_lost() == 3
+    (told,) = [line for line in lines if line["event"] == "tracing.redirected"]
+    assert (told["status"], told["log_level"]) == (307, "warning")
 
 
 @pytest.mark.parametrize("server", ["http://[::1", "http://host:99999/v1", "http://host:x/"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -44,7 +45,8 @@ class Items:
     """
 
     def __init__(self, path: Path, workflow: Workflow, plan: Plan, *, name: str) -> None:
-        if path.exists() and not path.is_file():
+        # What cannot be looked at is told by who opens it.
+        if os.path.exists(path) and not os.path.isfile(path):
             raise InputError(f"{str(path)!r} is no file; the inputs are read twice, so write them into one")
         self.path, self._workflow = path, workflow
         seed = blake2b(name.encode(errors="surrogateescape") + b"\0" + plan.encode(), digest_size=8)
@@ -52,22 +54,26 @@ class Items:
 
     def __iter__(self) -> Iterator[Item]:
         seen: Counter[bytes] = Counter()
-        try:
-            with self.path.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if text := line.strip():
-                        yield self._item(number, text, seen)
-        except OSError as error:
-            raise InputError(f"cannot read the inputs {str(self.path)!r}: {error.strerror}") from error
+        for number, line in enumerate(self._lines(), 1):
+            if text := line.strip():
+                yield self._item(number, text, seen)
 
     def inputs(self) -> Iterator[dict[str, Any]]:
         """Those of each line, unchecked and without the workflow's defaults; none of a line that is no object."""
-        with self.path.open("rb") as lines:
-            for text in filter(None, map(bytes.strip, lines)):
-                try:
-                    yield _object(text)
-                except InputError:
-                    yield {}
+        for text in filter(None, map(bytes.strip, self._lines())):
+            try:
+                yield _object(text)
+            except InputError:
+                yield {}
+
+    def _lines(self) -> Iterator[bytes]:
+        try:
+            with self.path.open("rb") as lines:
+                yield from lines
+        except OSError as error:
+            raise InputError(
+                f"cannot read the inputs {str(self.path)!r}: {error.strerror or error}"
+            ) from error
 
     def _item(self, number: int, text: bytes, seen: Counter[bytes]) -> Item:
         digest = blake2b(text, digest_size=16)

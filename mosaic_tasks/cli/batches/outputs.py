@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -59,7 +60,7 @@ def output_of(given: str, formats: Sequence[Format], *, name: str | None) -> Out
     if "://" in given:
         return _in_store(given, formats, name)
     path = Path(given)
-    if given.endswith("/") or path.is_dir():
+    if given.endswith("/") or os.path.isdir(path):  # what cannot be looked at is told by who opens it
         results = path / _RESULTS
         _make_folder(path)
         return Output(_known(results), results, Folder(path), _STEM, _reports(formats or [Format.HTML]))
@@ -95,6 +96,10 @@ def _check_suffix(given: str, suffix: str, formats: Sequence[Format]) -> None:
 
 
 def _in_store(given: str, formats: Sequence[Format], name: str | None) -> Output:
+    if not given.isprintable():
+        raise InputError(
+            f"the URL of --output, {given!r}, has characters that URLs have not; write them as %XX"
+        )
     if any(urlsplit(given)[3:]):
         raise InputError(
             "the URL of --output has a query or fragment; options of the store go into its environment"

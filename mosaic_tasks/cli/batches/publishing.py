@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mosaic_queues.errors import InputError
+from mosaic_queues.times import utc_text
 from mosaic_tasks.cli.batches.items import Items
 from mosaic_tasks.cli.batches.outputs import Output, output_of
 from mosaic_tasks.reports.document import About
@@ -20,7 +20,7 @@ from mosaic_tasks.reports.formats import Format
 from mosaic_tasks.reports.making import Work, check_formats, make
 from mosaic_tasks.reports.marks import read_marks, write_marks
 from mosaic_tasks.reports.naming import label_of
-from mosaic_tasks.reports.result import Entry, Totals, read_results, totals_of
+from mosaic_tasks.reports.result import Entry, Totals, pieces_of, read_results, totals_of
 from mosaic_tasks.reports.template import read_template
 from mosaic_tasks.webhooks.delivery import Message, Sender, deliver, sender_to
 
@@ -190,9 +190,8 @@ def _message(name: str, workflow: str, output: Output, reports: list[str]) -> Me
     }
     body = msgspec.json.encode(event)
     digest = blake2b(body, digest_size=16)
-    with output.results.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    for piece in pieces_of(output.results):
+        digest.update(piece)
     return Message(f"msg_{digest.hexdigest()}", body)
 
 
@@ -210,7 +209,7 @@ def _counts(totals: Totals) -> dict[str, Any]:
 
 def _iso(ms: int) -> str | None:
     """None where nothing ran."""
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if ms else None
+    return utc_text(ms) if ms else None
 
 
 def _readable(text: str) -> str:

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -17,12 +17,13 @@ import typer
 
 from mosaic_queues.errors import InputError
 from mosaic_tasks.cli.batches.items import Item
-from mosaic_tasks.cli.output import to_json
+from mosaic_tasks.cli.output import shown, to_json
 from mosaic_tasks.inspection.wording import counted
 from mosaic_tasks.reports.result import Result
 
 _BEGIN = b'{"line":'
 _PIECE_BYTES = 1 << 20
+_READ = "read the results in"
 
 
 def text_of(result: Result) -> str:
@@ -90,7 +91,9 @@ def opened(path: Path | None, *, mark: str) -> Iterator[Results]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         _take(path, descriptor)
-        with path.open("rb") as reader:
+        with _told(path, _READ):
+            file = path.open("rb")
+        with file as reader:
             yield Written(path, descriptor, _Lines(reader), mark=mark)
     finally:
         os.close(descriptor)
@@ -106,11 +109,11 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: Path, doing: str = "write the results to") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot write the results to {str(path)!r}: {error.strerror}") from error
+        raise InputError(f"cannot {doing} {str(path)!r}: {error.strerror}") from error
 
 
 class Printed:
@@ -130,8 +133,17 @@ class Printed:
         return True
 
     def append(self, result: Result) -> None:
-        """Prints a line."""
-        typer.echo(text_of(result))
+        """Prints a line.
+
+        Raises:
+            InputError: it cannot be written; that nobody reads any more is no error.
+        """
+        try:
+            typer.echo(shown(text_of(result)))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise InputError(f"cannot write the results to stdout: {error.strerror}") from error
 
     def sort(self, items: Iterable[Item]) -> None:
         """They are in order."""
@@ -203,7 +215,9 @@ class Written:
 
     def _next(self) -> _Place | None:
         """The next whole line; None after the last."""
-        begin, line = self._lines.end, self._lines.next()
+        begin = self._lines.end
+        with _told(self._path, _READ):
+            line = self._lines.next()
         if not line:
             self._check_rest()
             return None
@@ -316,7 +330,8 @@ class Written:
                     new.fileno(), self._descriptor, inheritable=False
                 )  # the lock goes on with the new file
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # what keeps it from being written may keep it from being deleted
+                fresh.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

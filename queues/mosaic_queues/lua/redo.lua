@@ -7,11 +7,13 @@
 --      roots   {groups} that wait for nothing
 --      boxes   {{mailbox, {streams}}}
 --      fields  {name}: parts of outputs that are corrected; their envelopes from ARGV[2] on
+--      untold  of a run that is over: nobody who watches many runs was told so yet
 --      holder, keep_ms
 -- Returns {epoch, ready {{queue, {ids}}}}; epoch 0 where the claim is stale or the run is gone, -1 where it is over or is not.
 if redis.call('EXISTS', RUN) == 0 then return cmsgpack.pack({0, {}}) end
 if arg.claim and not is_held(states({arg.claim[1]})[1], arg.claim[2]) then return cmsgpack.pack({0, {}}) end
-local is_over = redis.call('HGET', RUN, 'status') ~= 'running'
+local was, tenant, name = unpack(redis.call('HMGET', RUN, 'status', 'tenant', 'name'))
+local is_over = was ~= 'running'
 if not arg.claim and is_over ~= arg.over then return cmsgpack.pack({-1, {}}) end
 local again = {}
 for _, number in ipairs(arg.nodes) do again[tostring(number)] = true end
@@ -66,7 +68,13 @@ redis.call('HSET', RUN, 'status', 'running', 'error', '')
 redis.call('HDEL', RUN, 'ended_ms')
 redis.call('DEL', END)
 local _, ready, now = release(groups, events)
-redis.call('HSET', RUN, 'reopened_ms', now)
+if is_over then
+  -- Who ran again before and is not marked was told then; who is marked stays so until an end of it is told.
+  local is_told = not arg.untold or redis.call('HEXISTS', RUN, 'reopened_ms') > redis.call('HEXISTS', RUN, 'untold')
+  if is_told then redis.call('HDEL', RUN, 'untold') else redis.call('HSET', RUN, 'untold', '1') end
+  redis.call('HSET', RUN, 'reopened_ms', now)
+end
 for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS, BOXES}) do redis.call('PEXPIRE', key, arg.keep_ms) end
 for _, stream in ipairs(streams) do redis.call('PEXPIRE', stream_key(stream), arg.keep_ms) end
+if not arg.claim then tell(tenant, name, was, 'running', arg.keep_ms) end
 return cmsgpack.pack({epoch, ready})
