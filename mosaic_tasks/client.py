@@ -13,9 +13,10 @@ from typing import Any, TypedDict, Unpack, cast
 from celery import Celery
 
 from mosaic_queues.connection import server_errors, server_ms
-from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, WaitTimeout
+from mosaic_queues.errors import InputError, NoWorker, RunCancelled, RunFailed, UnknownRun, WaitTimeout
 from mosaic_queues.events import Event, await_end, follow_events, read_events
 from mosaic_queues.liveness import live_processes
+from mosaic_queues.texts import bounded, visible
 from mosaic_queues.transitions import LiveCall, RunRecord, RunStatus
 from mosaic_routing.inventory import engines
 from mosaic_routing.queues import ROUTED
@@ -120,7 +121,10 @@ def get_run(run_id: str, *, app: Celery | None = None) -> Run:
         UnknownRun: never opened here, or past its retention.
     """
     run = Run(run_id, process_for(app or default_app))
-    run.record()
+    try:
+        run.record()
+    except UnicodeEncodeError:
+        raise UnknownRun(f"no run {run_id!r}: ids are text, and this is none") from None
     return run
 
 
@@ -300,13 +304,20 @@ class Run:
             InputError: `after` is no id of an event.
         """
         ledger = self._process.ledger
-        return AsyncReading(ledger, partial(Happenings, ledger, self.id, after), follow=True, page=_PAGE)
+        open_part = partial(Happenings, ledger, self.id, after)
+        return AsyncReading(ledger, open_part, follow=True, stands=self.record, page=_PAGE)
+
+    def pieces(self, node: str | None = None) -> Reading[StreamEvent]:
+        """What is there of `stream` now, as it was said, with what was taken back since: however long the stream is,
+        only a few entries are held."""
+        open_part = partial(self._raw_part, node, None)
+        return Reading(self._process.ledger, open_part, follow=False, stands=self.record, page=_PAGE)
 
     def apieces(self, node: str | None = None, *, after: str | None = None) -> AsyncReading[StreamEvent]:
         """`astream` as it was said, with what was taken back since: however long the stream is, and however slow its
         reader, only a few entries are held."""
         open_part = partial(self._raw_part, node, after)
-        return AsyncReading(self._process.ledger, open_part, follow=True, page=_PAGE)
+        return AsyncReading(self._process.ledger, open_part, follow=True, stands=self.record, page=_PAGE)
 
     def stream(
         self,
@@ -335,7 +346,8 @@ class Run:
         """
         patience = self._patience(node, timeout_s if follow else None)
         open_part = partial(self._part, node, after, patience)
-        return PatientReading(self._process.ledger, open_part, follow=follow, patience=patience)
+        ledger, stands = self._process.ledger, self.record
+        return PatientReading(ledger, open_part, follow=follow, stands=stands, patience=patience)
 
     def astream(
         self,
@@ -348,7 +360,8 @@ class Run:
         """`stream` for coroutines: `async for`, in an `async with` where it is left earlier. Its first event raises."""
         patience = self._patience(node, timeout_s if follow else None)
         open_part = partial(self._part, node, after, patience)
-        return PatientAsyncReading(self._process.ledger, open_part, follow=follow, patience=patience)
+        ledger, stands = self._process.ledger, self.record
+        return PatientAsyncReading(ledger, open_part, follow=follow, stands=stands, patience=patience)
 
     def _patience(self, node: str | None, timeout_s: float | None) -> Patience | None:
         if timeout_s is None:
@@ -535,4 +548,4 @@ class Run:
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Ends the run, durably: whoever comes later is told. False when it is already over."""
-        return self._process.ledger.end_run(self.id, "cancelled", reason)
+        return self._process.ledger.end_run(self.id, "cancelled", visible(bounded(reason)))

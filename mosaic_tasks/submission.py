@@ -22,7 +22,7 @@ from mosaic_routing.pool import pool
 from mosaic_routing.queues import ROUTED
 from mosaic_tasks.definition.compiling import compile_workflow
 from mosaic_tasks.definition.plan import Plan, plan_hash
-from mosaic_tasks.definition.terms import Terms, without_terms
+from mosaic_tasks.definition.terms import Terms, check_key, without_terms
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.engines.registry import configured
 from mosaic_tasks.execution.prepared import PreparedPlan
@@ -41,6 +41,47 @@ class Submitted(NamedTuple):
     is_new: bool
 
 
+class Opening(NamedTuple):
+    """A run that may be opened: checked and compiled; the server knows nothing of it. It does not show what is in it.
+
+    Attributes:
+        key: idempotency key.
+        webhook: the URL that is told its end.
+    """
+
+    app: Celery
+    plan: Plan
+    inputs: Mapping[str, Any]
+    key: str | None = None
+    webhook: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Opening {self.plan.name}>"
+
+    def known(self) -> Submitted | None:
+        """The run that the key stands for, where that was opened and is retained. Only looks.
+
+        Raises:
+            InputError: an input holds what cannot be stored, or the key stands for something else.
+            ServerError: the server does not answer.
+        """
+        if self.key is None:
+            return None
+        with server_errors(ledger_url(self.app)):
+            return _known(process_for(self.app).ledger, self.plan, self.inputs, self.key)
+
+    def open(self) -> Submitted:
+        """Opens the run, and publishes its first calls.
+
+        Raises:
+            InputError: as `open_run`.
+            ServerError: the server does not answer, is full, or its user lacks a right.
+        """
+        with server_errors(ledger_url(self.app)):
+            process = process_for(self.app)
+            return open_run(process, self.plan, self.inputs, key=self.key, webhook=self.webhook)
+
+
 def submit_to(
     app: Celery,
     workflow: Workflow | str | Path,
@@ -53,17 +94,40 @@ def submit_to(
     """Checks and compiles a workflow, opens a run of it, and publishes its first calls through `app`.
 
     Raises:
-        ConfigurationError: the router is to place calls, and the model pool cannot be read.
-        InputError: the inputs do not fit, the terms make no sense, or the key stands for something else.
+        ConfigurationError, DefinitionError, InputError: as `opening_of`.
+        InputError: as `open_run`.
         ServerError: the server does not answer, is full, or its user lacks a right.
+    """
+    return opening_of(app, workflow, inputs, key=key, terms=terms, webhook=webhook).open()
+
+
+def opening_of(
+    app: Celery,
+    workflow: Workflow | str | Path,
+    inputs: Mapping[str, Any] | None,
+    *,
+    key: str | None,
+    terms: Terms = Terms(),  # noqa: B008
+    webhook: str | None = None,
+) -> Opening:
+    """Checks and compiles a workflow; asks no server.
+
+    Raises:
+        ConfigurationError: the router is to place calls, and the model pool cannot be read; or `MOSAIC_WEBHOOK_ALLOW`
+            is malformed.
+        DefinitionError: the workflow is wrong.
+        InputError: the inputs do not fit, the terms make no sense, the key is no text, or the webhook may not be told.
     """
     definition = workflow if isinstance(workflow, Workflow) else Workflow.from_file(workflow)
     values = definition.validate_inputs(inputs or {})
     plan = terms.of(plan_for(definition))
     if any(node.queue == ROUTED for node in plan.nodes):
         pool()  # one that cannot be read is told here, and not by each who is to place a call
-    with server_errors(ledger_url(app)):
-        return open_run(process_for(app), plan, values, key=key, webhook=webhook)
+    if key is not None:
+        check_key(key)
+    if webhook is not None:
+        check_url(webhook)  # before a quota is asked, and also where the key is known
+    return Opening(app, plan, values, key, webhook)
 
 
 def plan_for(definition: Workflow) -> Plan:
@@ -81,6 +145,7 @@ def open_run(
     inputs: Mapping[str, Any],
     *,
     key: str | None = None,
+    run_id: str | None = None,
     webhook: str | None = None,
 ) -> Submitted:
     """Opens a run of a plan.
@@ -88,23 +153,41 @@ def open_run(
     Crash-safe in its order: webhook, plan, index, ledger, messages; from wherever it stops the sweeper or a second
     submission with the same key goes on.
 
+    Args:
+        run_id: where it is decided already; of several who open one run the first does.
+
     Raises:
         InputError: an input holds what cannot be stored, the key stands for another workflow or other inputs, or the
             webhook may not be told.
     """
     if webhook is not None:
         check_url(webhook)
-    config, ledger = process.settings, process.ledger
-    keep_s = config.max_run_s + config.retention_s
-    run_id = new_run_id()
+    run_id = run_id or new_run_id()
     if key is not None:
-        run_id = _run_for_key(ledger, plan.tenant, key, _keyed(run_id, plan, inputs), keep_s=keep_s)
+        asked = _keyed(run_id, plan, inputs)
+        found = process.ledger.run_for_key(plan.tenant, key, asked, keep_s=_kept_s(process))
+        run_id = _same(key, found, asked)
     packed = _pack_inputs(process, run_id, inputs)
-    data = plan.encode()
-    prepared = PreparedPlan(plan_hash(data), plan)
     if webhook is not None:
         process.webhooks.register(run_id, webhook)
-    begun, begun_ns = time.monotonic(), time.time_ns()
+    data = plan.encode()
+    return Submitted(run_id, _open(process, run_id, PreparedPlan(plan_hash(data), plan), data, packed))
+
+
+def _kept_s(process: Process) -> float:
+    """No run is known for longer."""
+    return process.settings.max_run_s + process.settings.retention_s
+
+
+def _open(process: Process, run_id: str, prepared: PreparedPlan, data: bytes, packed: bytes) -> bool:
+    """Opens the run in the ledger, and publishes its first calls; False: it is open already, or was.
+
+    Args:
+        data: the plan, encoded.
+        packed: the inputs.
+    """
+    config, ledger, plan, keep_s = process.settings, process.ledger, prepared.plan, _kept_s(process)
+    begun, begun_ns, course = time.monotonic(), time.time_ns(), origin()
     ledger.prepare_run(
         run_id,
         plan_hash=prepared.hash,
@@ -122,14 +205,26 @@ def open_run(
         roots=roots,
         retention_s=config.retention_s,
         max_run_s=config.max_run_s,
-        origin=(course := origin()),
+        tenant=plan.tenant,
+        origin=course,
     )
     if opened:
         if time.monotonic() - begun > SLOW_S:
             ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)
+        process.remember_plan(run_id, prepared)
         process.publish(run_id, prepared, ready_at_once(roots))
         process.observer.submitted(run_id, plan.name, origin=course, start_ns=begun_ns)
-    return Submitted(run_id, opened)
+    return opened
+
+
+def _known(ledger: Ledger, plan: Plan, inputs: Mapping[str, Any], key: str) -> Submitted | None:
+    """The run of a key, if it is there: who noted the key may have died before, and a run may go before its key."""
+    found = ledger.known_run(plan.tenant, key)
+    if found is None:
+        return None
+    run_id = _same(key, found, _keyed(found.run_id, plan, inputs))
+    [status] = ledger.statuses([run_id])
+    return None if status is None else Submitted(run_id, is_new=False)
 
 
 def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
@@ -140,9 +235,12 @@ def _keyed(run_id: str, plan: Plan, inputs: Mapping[str, Any]) -> KeyedRun:
     return KeyedRun(run_id, plan.name, workflow, blake2b(packed, digest_size=16).hexdigest())
 
 
-def _run_for_key(ledger: Ledger, tenant: str, key: str, asked: KeyedRun, *, keep_s: float) -> str:
-    """The id of the run that the key stands for."""
-    found = ledger.run_for_key(tenant, key, asked, keep_s=keep_s)
+def _same(key: str, found: KeyedRun, asked: KeyedRun) -> str:
+    """The id of the run that the key stands for, which has to be for what is asked.
+
+    Raises:
+        InputError: it is for something else.
+    """
     if found.workflow != asked.workflow:
         raise InputError(
             f"the key {key!r} stands for run {found.run_id} of workflow {found.name!r}, and not for workflow "

@@ -59,13 +59,16 @@ def events(run_id: str) -> Response:
 
 
 def happenings(run: Run, after: str) -> Iterator[str]:
-    """A line for each expert that is asked, thinks, answers or is cut off, and what came of it."""
+    """A line for each expert that is asked, thinks, answers or is cut off, and what came of it.
+
+    What happens at once is told at once: its lines have one id, from behind which a browser goes on.
+    """
     nodes = run.plan().nodes
     for event in run.events(follow=True, after=after):
-        for call in event.calls:
-            node = nodes[int(call.partition(".")[0])]
-            if event.kind in TOLD and node.asked_by is not None:
-                yield sent("told", f"{node.name} {TOLD[event.kind]}", event.id)
+        called = [nodes[int(call.partition(".")[0])] for call in event.calls if event.kind in TOLD]
+        lines = [f"{node.name} {TOLD[event.kind]}" for node in called if node.asked_by is not None]
+        if lines:
+            yield sent("told", lines, event.id)
     record = run.record()
     yield sent("over", run.output() if record.status == "done" else record.error)
 

@@ -43,7 +43,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     def sees(self, tenant: str) -> bool:
         """Whether the runs of a tenant are any of its business."""
-        return tenant == self.tenant or "operate" in self.scopes
+        return self.sees_alone in (None, tenant)
+
+    @property
+    def sees_alone(self) -> str | None:
+        """The tenant whose runs it sees; None: those of all."""
+        return None if "operate" in self.scopes else self.tenant
 
 
 class Gate(Protocol):

@@ -2,7 +2,8 @@
 
 Rates and readers are buckets and leases of the guards, in the server, for all gateways together: what a gateway held
 that was killed lapses within twice `Guards.expiry_ms`. A place for an open run is taken before it is submitted, and
-is the run's until that is over, whoever ends it. Which runs are over is looked up only when no place is free.
+is the run's until that is over, whoever ends it. Which runs are over is looked up only when no place is free. Two
+submissions with one idempotency key come to one run, so they share a place; what is taken of a rate is taken by each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, Self, cast
 
 import structlog
 import yaml
@@ -26,7 +27,7 @@ from mosaic_routing.guards.leases import MAX_WEIGHT
 from mosaic_routing.guards.limits import EACH
 from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.access.scripts import AccessScript
-from mosaic_tasks.access.secrets import make_token
+from mosaic_tasks.access.secrets import hashed, make_token
 from mosaic_tasks.execution.process import Process, process_for
 
 log = structlog.get_logger(__name__)
@@ -35,7 +36,9 @@ SUBMISSION_S = 120.0
 """No submission takes longer; the place of one whose gateway was killed is free again after this."""
 AGAIN_S = 5.0
 """Nobody knows when a run or a stream ends: a client may ask again after so long."""
-_occupy, _opened = AccessScript("occupy"), AccessScript("opened")
+_occupy, _opened, _vacate = AccessScript("occupy"), AccessScript("opened"), AccessScript("vacate")
+_STARTING = "start:"
+"""So begin the names of places of runs that are not open yet; the others are ids of runs."""
 _Count = Annotated[int, Field(ge=1, le=MAX_WEIGHT)]
 
 
@@ -77,23 +80,46 @@ def read_quotas(path: Path) -> Mapping[str, Quota]:
         raise ConfigurationError(f"the quotas in {str(path)!r} cannot be read: {error}") from error
 
 
+class _Place(NamedTuple):
+    """A place for a run that is about to be opened.
+
+    Attributes:
+        keys: of the server: the places of the tenant, and who holds this one.
+        name: the same for all who start the same run.
+        holder: one of these.
+    """
+
+    keys: tuple[str, str]
+    name: str
+    holder: str
+
+    @classmethod
+    def of(cls, process: Process, tenant: str, key: str | None) -> Self:
+        """That of a submission with this idempotency key."""
+        places, holder = process.ledger.keys.access(f"open:{tenant}"), make_token()
+        name = f"{_STARTING}{holder if key is None else hashed(key)}"
+        return cls((places, f"{places}:{name}"), name, holder)
+
+    def becomes(self, process: Process, run_id: str) -> None:
+        """It is that of a run from now on, as long as it is open."""
+        order = {"place": self.name, "run": run_id, "lapse": int(process.settings.max_run_s * 1000)}
+        try:
+            _opened(process.client, self.keys, order)
+        except RedisError as error:
+            log.warning("access.quota", what="cannot count an open run", run=run_id, error=str(error))
+
+
 class Start:
     """A run that a tenant is about to start."""
 
-    def __init__(self, process: Process, tenant: str, place: str | None) -> None:
-        self._process, self._tenant, self._place = process, tenant, place
+    def __init__(self, process: Process, place: _Place | None) -> None:
+        self._process, self._place = process, place
 
     def opened(self, run_id: str) -> None:
         """The run is there: from now on it counts as long as it is open. The run stands whatever happens to that."""
         place, self._place = self._place, None
-        if place is None:
-            return
-        config = self._process.settings
-        order = {"place": place, "run": run_id, "lapse": int(config.max_run_s * 1000)}
-        try:
-            _opened(self._process.client, [_open_key(self._process, self._tenant)], order)
-        except RedisError as error:
-            log.warning("access.quota", what="cannot count an open run", run=run_id, error=str(error))
+        if place is not None:
+            place.becomes(self._process, run_id)
 
     def give_up(self) -> None:
         """There is no run; the place is free again, at once where the server answers."""
@@ -101,7 +127,7 @@ class Start:
         if place is None:
             return
         try:
-            self._process.client.zrem(_open_key(self._process, self._tenant), place)
+            _vacate(self._process.client, place.keys, {"place": place.name, "holder": place.holder})
         except RedisError as error:
             log.warning("access.quota", what="cannot free a place, which lapses by itself", error=str(error))
 
@@ -117,22 +143,30 @@ class Quotas:
         self._process, self._by_tenant = process, by_tenant
 
     @contextmanager
-    def start(self, principal: Principal) -> Iterator[Start]:
+    def start(self, principal: Principal, *, key: str | None = None) -> Iterator[Start]:
         """Around a submission. Who leaves it without having said `opened` has started nothing.
+
+        Args:
+            key: the idempotency key, if it has one.
 
         Raises:
             QuotaExceeded: the tenant has as many open runs as it may, or has started too many just now.
             ServerError, redis.RedisError: the server is away.
         """
         tenant, quota = principal.tenant, self._of(principal.tenant)
-        place = self._occupy(tenant, quota.open_runs) if quota.open_runs is not None else None
-        start = Start(self._process, tenant, place)
+        place = self._occupy(tenant, key, quota.open_runs) if quota.open_runs is not None else None
+        start = Start(self._process, place)
         try:
             if quota.starts_per_minute is not None:
                 self._take(tenant, quota.starts_per_minute)
             yield start
         finally:
             start.give_up()
+
+    def counts(self, principal: Principal, key: str, run_id: str) -> None:
+        """The run of an idempotency key counts, also where whoever opened it died before it could say so."""
+        if self._of(principal.tenant).open_runs is not None:
+            _Place.of(self._process, principal.tenant, key).becomes(self._process, run_id)
 
     @asynccontextmanager
     async def reading(self, principal: Principal) -> AsyncIterator[None]:
@@ -163,16 +197,17 @@ class Quotas:
         except Limited as error:
             raise _exceeded(tenant, f"{per_minute} runs a minute", error.wait_s) from None
 
-    def _occupy(self, tenant: str, limit: int) -> str:
+    def _occupy(self, tenant: str, key: str | None, limit: int) -> _Place:
         """A place for a run that is about to be opened.
 
         Raises:
             QuotaExceeded: none is free, also after a look at which runs are over.
         """
-        place, key = f"start:{make_token()}", _open_key(self._process, tenant)
-        order = {"place": place, "limit": limit, "lapse": int(SUBMISSION_S * 1000)}
-        is_free = _occupy(self._process.client, [key], order) or (
-            self._free_ended(key) and _occupy(self._process.client, [key], order)
+        place = _Place.of(self._process, tenant, key)
+        lapse = int(SUBMISSION_S * 1000)
+        order = {"place": place.name, "holder": place.holder, "limit": limit, "lapse": lapse}
+        is_free = _occupy(self._process.client, place.keys, order) or (
+            self._free_ended(place.keys[0]) and _occupy(self._process.client, place.keys, order)
         )
         if not is_free:
             raise _exceeded(tenant, f"{limit} open runs", AGAIN_S)
@@ -181,7 +216,7 @@ class Quotas:
     def _free_ended(self, key: str) -> int:
         """Frees the places of runs that are over; how many these were."""
         held = cast("list[bytes]", self._process.client.zrange(key, 0, -1))
-        runs = [each.decode() for each in held if not each.startswith(b"start:")]
+        runs = [each.decode() for each in held if not each.startswith(_STARTING.encode())]
         statuses = self._process.ledger.statuses(runs)
         ended = [run for run, status in zip(runs, statuses, strict=True) if status != "running"]
         return self._process.client.zrem(key, *ended) if ended else 0
@@ -196,10 +231,6 @@ def quotas_of(app: Celery) -> Quotas:
     process = process_for(app)
     path = process.settings.quotas
     return Quotas(process, read_quotas(path) if path is not None else {})
-
-
-def _open_key(process: Process, tenant: str) -> str:
-    return process.ledger.keys.access(f"open:{tenant}")
 
 
 def _exceeded(tenant: str, what: str, wait_s: float) -> QuotaExceeded:

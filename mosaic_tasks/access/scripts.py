@@ -9,7 +9,7 @@ from mosaic_queues.scripts import Script
 
 
 class AccessScript(Script):
-    """One step, of these files. Takes the key that they name, and one msgpack map; answers a number."""
+    """One step, of these files. Takes the keys that they name, and one msgpack map; answers a number."""
 
     def __init__(self, *names: str) -> None:
         self.text = "\n".join(map(_source, ("common", *names)))

@@ -76,6 +76,20 @@ def check_tenant(name: str) -> None:
         raise InputError(f"{name!r} is no name of a tenant; use letters, digits and . _ - (100 at most)")
 
 
+def check_key(key: str) -> None:
+    """Checks that this may be an idempotency key: any text.
+
+    Raises:
+        InputError: it is no UTF-8.
+    """
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"the key {key!r} is no text: it has half of a character, or bytes that were no UTF-8"
+        ) from None
+
+
 def without_terms(plan: Plan) -> Plan:
     """The same plan, whatever its terms."""
     return msgspec.structs.replace(
@@ -83,4 +97,4 @@ def without_terms(plan: Plan) -> Plan:
     )
 
 
-__all__ = ["MOST_USD", "Terms", "check_tenant", "without_terms"]
+__all__ = ["MOST_USD", "Terms", "check_key", "check_tenant", "without_terms"]

@@ -166,7 +166,7 @@ def _problem(detail: dict[str, Any]) -> Problem:
         return Problem(path, f"unknown key {path[-1]!r}{hint}")
     if kind == "value_error":
         return Problem(path, str(detail["ctx"]["error"]))
-    values = {"input": _shown(detail["input"]), **detail.get("ctx", {})}
+    values = {"input": _shown(path, detail["input"]), **detail.get("ctx", {})}
     message = _WORDS[kind].format(**values) if kind in _WORDS else f"{values['input']!r}: {detail['msg']}"
     return Problem(path, message)
 
@@ -180,9 +180,18 @@ class _Shown(str):
         return str(self)
 
 
-def _shown(value: Any) -> _Shown:
+def _shown(path: DataPath, value: Any) -> _Shown:
+    if _may_hold_webhook(path, value):
+        return _Shown(f"what stands there ({type(value).__name__})")
     text = repr(value)
     return _Shown(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+def _may_hold_webhook(path: DataPath, value: Any) -> bool:
+    """Whether a value may be the URL of a webhook, or have one in it: services keep tokens there."""
+    if path[:1] != ("schedules",):
+        return False
+    return path[-1] == "webhook" or isinstance(value, (dict, list))
 
 
 def _keys_at(path: DataPath) -> list[str]:

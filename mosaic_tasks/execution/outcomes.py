@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from mosaic_queues.errors import CallError, CallRevoked, CallTimeout, ClaimLost, MosaicError, PayloadError
 from mosaic_queues.streams import Drain
+from mosaic_queues.texts import bounded, visible
 from mosaic_queues.transitions import Claim, Field, Mark, Usage
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
 
@@ -189,7 +190,7 @@ def failure(node: PreparedNode, claim: Claim, error: BaseException) -> Failure:
     item = CallId(claim.call).item
     where = f"node {node.name!r}" + (f", item {item}" if item is not None else "")
     is_revoked = isinstance(error, CallRevoked)
-    return Failure(f"{where}: {_told(error)}", _is_retryable(error), is_revoked=is_revoked)
+    return Failure(f"{where}: {visible(_told(error))}", _is_retryable(error), is_revoked=is_revoked)
 
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -198,13 +199,20 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 
 def _told(error: BaseException) -> str:
     if isinstance(error, MosaicError):
-        return f"{type(error).__name__}: {error}"
+        return bounded(f"{type(error).__name__}: {error}")
     if isinstance(error, SystemExit):
-        return f"ToolError: it called sys.exit({error.code!r})"
+        return bounded(f"ToolError: it called sys.exit({error.code!r})")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     place = f" (in {frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    said = str(error).encode(errors="backslashreplace").decode()  # may hold what is no UTF-8
-    return f"ToolError: {type(error).__name__}: {said}{place}"
+    return f"ToolError: {bounded(f'{type(error).__name__}: {_said(error)}')}{place}"
+
+
+def _said(error: BaseException) -> str:
+    """What it says; that is a tool's own code, too."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - whatever it is, the call failed by the first one
+        return f"(it cannot say why: {type(failed).__name__})"
 
 
 def _is_retryable(error: BaseException) -> bool:

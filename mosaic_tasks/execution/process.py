@@ -337,9 +337,17 @@ class Process:
         config, plan = self.settings, self.plan_of(run_id)
         keep_s = config.max_run_s + config.retention_s
         self.ledger.prolong_plans([plan.hash], keep_s=keep_s)
+        is_untold = is_over and self.ledger.is_listed(run_id)
         self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)
         ready = self.ledger.redo(
-            run_id, again, holder=holder, keep_s=keep_s, is_over=is_over, claim=claim, fields=fields
+            run_id,
+            again,
+            holder=holder,
+            keep_s=keep_s,
+            is_over=is_over,
+            is_untold=is_untold,
+            claim=claim,
+            fields=fields,
         )
         if ready is None:
             return False
@@ -385,6 +393,11 @@ class Process:
             plan_hash = self.ledger.run(run_id).plan
             self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
         return self.plan(plan_hash)
+
+    def remember_plan(self, run_id: str, prepared: PreparedPlan) -> None:
+        """Keeps the plan of a run that was opened here at hand: who opens one reads it next."""
+        self._remember(self._plans, prepared.hash, prepared, PLANS_KEPT)
+        self._remember(self._plan_hashes, run_id, prepared.hash, VALUES_KEPT)
 
     def now_ms(self) -> int:
         """The server's time in milliseconds, as far as this process knows."""

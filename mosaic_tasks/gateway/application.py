@@ -16,6 +16,7 @@ from mosaic_tasks.gateway.callers import Gateway
 from mosaic_tasks.gateway.completions import routes as completions
 from mosaic_tasks.gateway.entrance import REQUEST_ID, Entrance
 from mosaic_tasks.gateway.pages import routes as pages
+from mosaic_tasks.gateway.pages.rendering import failure
 from mosaic_tasks.gateway.readers import Readers
 
 _CORS: dict[str, Any] = {
@@ -33,7 +34,7 @@ def application(gateway: Gateway, *, hosts: Collection[str] = ()) -> FastAPI:
     """
     web, config = FastAPI(docs_url=None, redoc_url=None), settings()
     web.state.gateway, web.state.readers = gateway, Readers(partial(stands, gateway.app))
-    problems.install(web)
+    problems.install(web, page=failure)
     describing.install(web)
     body_bytes, patience_s = config.gateway_body_bytes, config.gateway_patience_s
     web.add_middleware(Entrance, hosts=hosts, body_bytes=body_bytes, patience_s=patience_s)

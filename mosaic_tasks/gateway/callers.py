@@ -13,17 +13,18 @@ from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
-from mosaic_queues.errors import AccessError, Unauthenticated, UnknownRun
+from mosaic_queues.errors import AccessError, QuotaExceeded, Unauthenticated, UnknownRun
 from mosaic_tasks.access.addresses import is_loopback
 from mosaic_tasks.access.audit import Audit, Deed, audit_of
 from mosaic_tasks.access.gates import sessions_of
 from mosaic_tasks.access.origins import SAFE_METHODS, check_origin
 from mosaic_tasks.access.principal import Gate, Principal, Scope
-from mosaic_tasks.access.quotas import Quotas, Start, quotas_of
+from mosaic_tasks.access.quotas import Quotas, quotas_of
 from mosaic_tasks.access.sessions import Sessions
 from mosaic_tasks.client import Run, get_run
 from mosaic_tasks.gateway.catalog import Catalog
 from mosaic_tasks.gateway.readers import PRINCIPAL
+from mosaic_tasks.submission import Opening, Submitted
 
 COOKIE = "mosaic_session"
 """Holds the token of a browser's session."""
@@ -96,25 +97,8 @@ def caller(scope: Scope) -> Callable[..., Principal]:
     return admitted
 
 
-class Starting(NamedTuple):
-    """A run that somebody is about to start.
-
-    Attributes:
-        principal: who.
-    """
-
-    principal: Principal
-    start: Start
-    audit: Audit
-
-    def opened(self, run_id: str) -> None:
-        """To be said of the run as soon as it is there: it counts as open, and stands in the audit log."""
-        self.start.opened(run_id)
-        self.audit.came_of(self.principal, Deed("run.opened", self.principal.address, run_id))
-
-
 class Starter(NamedTuple):
-    """Somebody who has the scope to start runs.
+    """Somebody who has the scope to start runs. What it does calls the server: leave it to a thread.
 
     Attributes:
         principal: who.
@@ -124,16 +108,53 @@ class Starter(NamedTuple):
     gateway: Gateway
     deed: Deed
 
-    @contextmanager
-    def starting(self) -> Iterator[Starting]:
-        """Around the start of a run. Calls the server: leave it to a thread.
+    def start(self, opening: Opening) -> Submitted:
+        """Opens a run; or finds that of its idempotency key, which takes nothing of the tenant's share.
 
         Raises:
             QuotaExceeded: the tenant may start none now.
+            InputError, ServerError: as `Opening.open`.
         """
-        principal, audit = self.principal, self.gateway.audit
-        with _told_to(audit, self.deed, principal), self.gateway.quotas.start(principal) as start:
-            yield Starting(principal, start, audit)
+        with _told_to(self.gateway.audit, self.deed, self.principal):
+            try:
+                submitted = self._known(opening) or self._opened(opening)
+            except QuotaExceeded:
+                found = self._known(opening)  # whoever sent the same key has it open since
+                if found is None:
+                    raise
+                submitted = found
+        self._tell_opened(submitted.run_id)
+        return submitted
+
+    def rerun(self, run: Run, node: str) -> None:
+        """Runs a node of a run again.
+
+        Raises:
+            QuotaExceeded: the tenant may start none now.
+            InputError, UnknownRun: as `Run.rerun`.
+        """
+        with (
+            _told_to(self.gateway.audit, self.deed, self.principal),
+            self.gateway.quotas.start(self.principal) as start,
+        ):
+            run.rerun(node)
+            start.opened(run.id)
+        self._tell_opened(run.id)
+
+    def _known(self, opening: Opening) -> Submitted | None:
+        found = opening.known()
+        if found is not None and opening.key is not None:
+            self.gateway.quotas.counts(self.principal, opening.key, found.run_id)
+        return found
+
+    def _opened(self, opening: Opening) -> Submitted:
+        with self.gateway.quotas.start(self.principal, key=opening.key) as start:
+            submitted = opening.open()
+            start.opened(submitted.run_id)
+        return submitted
+
+    def _tell_opened(self, run_id: str) -> None:
+        self.gateway.audit.came_of(self.principal, Deed("run.opened", self.principal.address, run_id))
 
 
 def starter(scope: Scope = "submit") -> Callable[..., Coroutine[Any, Any, Starter]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Collection
 from http import HTTPStatus
@@ -16,12 +17,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mosaic_tasks.gateway.problems import problem, told
+from mosaic_tasks.gateway.problems import AGAIN_S, problem, told
 
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = "X-Request-ID"
 MOST_QUERY_BYTES = 8_192
+BODIES_AT_ONCE = 16
+"""So many bodies of full length are held at once. They come before it is known from whom, so this is what strangers can
+take of the memory; whoever comes when it is taken is told to come again."""
+SLOWEST_BYTES_PER_S = 16_384
+"""A body has the patience for its beginning, and this for the rest: a byte now and then would keep it here for ever."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ALWAYS = {
@@ -47,6 +53,7 @@ class Entrance:
     def __init__(self, web: ASGIApp, *, hosts: Collection[str], body_bytes: int, patience_s: float) -> None:
         self._web, self._hosts = web, frozenset(hosts)
         self._body_bytes, self._patience_s = body_bytes, patience_s
+        self._room = _Room(BODIES_AT_ONCE * body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -60,7 +67,7 @@ class Entrance:
             await self._serve(scope, headers, receive, answer)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
-        body = _Body(receive, answer, most_bytes=self._body_bytes, patience_s=self._patience_s)
+        body = _Body(receive, answer, self._room, most_bytes=self._body_bytes, patience_s=self._patience_s)
         scope = {**scope, "method": "GET"} if answer.is_head else scope
         try:
             self._check(scope, headers)
@@ -71,6 +78,8 @@ class Entrance:
             response = told(error)
             if not answer.has_begun:
                 await response(scope, receive, answer.send)
+        finally:
+            body.drop()
         await answer.end_head()
 
     def _check(self, scope: Scope, headers: Headers) -> None:
@@ -115,28 +124,67 @@ async def _refuse(error: HTTPException, scope: Scope, receive: Receive, answer: 
         await response(scope, receive, answer.send)
 
 
-class _Body:
-    """The body of a request, while it comes."""
+class _Room:
+    """What the bodies of all requests may take together."""
 
-    def __init__(self, receive: Receive, answer: _Answer, *, most_bytes: int, patience_s: float) -> None:
-        self._receive, self._answer, self._left = receive, answer, most_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+
+    def take(self, size: int) -> bool:
+        """Whether there was room; it is taken in any case, until it is given back."""
+        self._left -= size
+        return self._left >= 0
+
+    def give_back(self, size: int) -> None:
+        """It is free again."""
+        self._left += size
+
+
+class _Body:
+    """The body of a request, while it comes, and while it is held."""
+
+    def __init__(
+        self, receive: Receive, answer: _Answer, room: _Room, *, most_bytes: int, patience_s: float
+    ) -> None:
+        self._receive, self._answer, self._room = receive, answer, room
         self._most_bytes, self._patience_s, self._is_complete = most_bytes, patience_s, False
+        self._size, self._held, self._begun_s = 0, 0, time.monotonic()
 
     async def receive(self) -> Message:
         """The next piece; then, whether the client is gone. Who asked for the head alone is, once it has begun."""
         if self._is_complete:
+            self.drop()  # whoever asks for more has taken it in
             return {"type": "http.disconnect"} if self._answer.is_told else await self._receive()
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._left_s()):
                 message = await self._receive()
         except TimeoutError:
-            told = f"no piece of the body came for {self._patience_s:g} s; send it again, at once"
+            told = (
+                f"no piece of the body came for {self._patience_s:g} s, or too little; send it again, at once"
+            )
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, told) from None
         self._is_complete = not message.get("more_body", False)
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise _too_large(self._most_bytes)
+        self._take(len(message.get("body", b"")))
         return message
+
+    def _left_s(self) -> float:
+        """So long it is waited for the next piece."""
+        has_s = self._patience_s + self._size / SLOWEST_BYTES_PER_S
+        return min(self._patience_s, self._begun_s + has_s - time.monotonic())
+
+    def _take(self, size: int) -> None:
+        self._size += size
+        if self._size > self._most_bytes:
+            raise _too_large(self._most_bytes)
+        self._held += size
+        if not self._room.take(size):
+            told = "too many bodies of requests come at once; ask again later"
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, told, headers={"Retry-After": str(AGAIN_S)})
+
+    def drop(self) -> None:
+        """It is held no more."""
+        self._room.give_back(self._held)
+        self._held = 0
 
 
 class _Answer:

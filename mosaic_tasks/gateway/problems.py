@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from mosaic_queues import errors
 from mosaic_queues.connection import told_error
+from mosaic_queues.texts import bounded
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +34,12 @@ STATUS: dict[type[errors.MosaicError], HTTPStatus] = {
 }
 """The status of each kind of error; what is not here is the gateway's own fault, and told as 500 without its words."""
 
+MOST_DETAIL_CHARS = 2_000
+MOST_ERRORS = 20
+"""What is wrong quotes what was sent; an answer is no longer than this all the same."""
 AGAIN_S = 2
 """Whoever meets a server that is away may ask again after so long."""
+_MOST_NAME_CHARS = 100
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _OWN_FAULT = "something went wrong here; the log says what, under the id of this request"
 _AWAY = "the server behind this gateway does not serve now; ask again later"
@@ -44,7 +49,8 @@ def problem(
     status: HTTPStatus, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any
 ) -> JSONResponse:
     """An answer that says what is wrong."""
-    body = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail, **more}
+    told = bounded(detail, MOST_DETAIL_CHARS)
+    body = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": told, **more}
     return JSONResponse(
         body, status_code=status.value, media_type="application/problem+json", headers=dict(headers or {})
     )
@@ -72,12 +78,19 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    return "there is no such field" if error["type"] == "extra_forbidden" else str(error["msg"])
+def _place(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Where something does not fit, and why."""
+    said = "there is no such field" if error["type"] == "extra_forbidden" else str(error["msg"])
+    loc = [bounded(part, _MOST_NAME_CHARS) if isinstance(part, str) else part for part in error["loc"]]
+    return {"loc": loc, "msg": bounded(said, MOST_DETAIL_CHARS)}
 
 
-def install(web: FastAPI) -> None:
-    """Has all errors told as problems."""
+def install(web: FastAPI, *, page: Callable[[JSONResponse], Response]) -> None:
+    """Has all errors told as problems.
+
+    Args:
+        page: what says the same to people: a browser that is at a wrong address is shown that.
+    """
 
     @web.exception_handler(errors.MosaicError)
     @web.exception_handler(RedisError)
@@ -86,7 +99,7 @@ def install(web: FastAPI) -> None:
 
     @web.exception_handler(RequestValidationError)
     async def unfit(_request: Request, error: RequestValidationError) -> JSONResponse:
-        found = [{"loc": list(each["loc"]), "msg": _said(each)} for each in error.errors()]
+        found = [_place(each) for each in error.errors()[:MOST_ERRORS]]
         where = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"the request does not fit: {where}", errors=found)
 
@@ -98,7 +111,13 @@ def install(web: FastAPI) -> None:
             if request.method == "OPTIONS":
                 return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
         detail = error.detail if error.detail != status.phrase else status.description or status.phrase
-        return problem(status, detail, headers=headers)
+        answer = problem(status, detail, headers=headers)
+        return page(answer) if status == HTTPStatus.NOT_FOUND and _is_browser(request) else answer
+
+
+def _is_browser(request: Request) -> bool:
+    """Whether somebody reads the answer: programs take anything, or say what they take."""
+    return "text/html" in request.headers.get("accept", "")
 
 
 def _methods(routes: list[BaseRoute], scope: Scope) -> set[str]:

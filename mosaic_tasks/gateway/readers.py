@@ -201,7 +201,7 @@ class EventStream(Response):
             )
             if not self._is_stopped:
                 self._writing = asyncio.create_task(self._write(send))
-                await until_either(self._writing, asyncio.create_task(_gone(receive)))
+                await until_either(self._writing, asyncio.create_task(gone(receive)))
             if self._is_stopped:
                 await self._part(send)
 
@@ -231,7 +231,8 @@ class EventStream(Response):
             return
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Waits until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -259,5 +260,6 @@ __all__ = [
     "Readers",
     "frame",
     "frames",
+    "gone",
     "until_either",
 ]

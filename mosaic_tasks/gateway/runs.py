@@ -36,7 +36,7 @@ from mosaic_tasks.gateway.answers import (
 from mosaic_tasks.gateway.bodies import StrictRoute
 from mosaic_tasks.gateway.callers import Here, Starter, caller, run_seen_by, starter
 from mosaic_tasks.inspection.listing import Wanted, page_of_runs
-from mosaic_tasks.submission import submit_to
+from mosaic_tasks.submission import opening_of
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute, responses=ALWAYS)
 
@@ -76,6 +76,7 @@ class Submission(Asked):
     budget_usd: float | None = Field(default=None, ge=0, description="Its calls may cost so much together.")
     webhook: str | None = Field(
         default=None,
+        repr=False,
         description="Where the end of the run is told, by a signed POST; only where the operator allows it.",
         examples=["https://example.org/hooks/runs"],
     )
@@ -123,13 +124,11 @@ def submit_run(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Starts a run of a workflow of this gateway, on the account of whoever asks."""
+    workflow = here.catalog.named(body.workflow)
     terms = body.terms(starter.principal.tenant)
-    with starter.starting() as starting:
-        workflow = here.catalog.named(body.workflow)
-        run_id, is_new = submit_to(
-            here.app, workflow, body.inputs, key=idempotency_key, terms=terms, webhook=body.webhook
-        )
-        starting.opened(run_id)
+    run_id, is_new = starter.start(
+        opening_of(here.app, workflow, body.inputs, key=idempotency_key, terms=terms, webhook=body.webhook)
+    )
     return document(
         {"run_id": run_id, "workflow": workflow.name, "is_new": is_new},
         status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
@@ -152,8 +151,7 @@ def list_runs(
 ) -> Response:
     """Runs of the tenant, newest first; with the scope `operate` those of all tenants. Some pages have few runs."""
     process = process_for(here.app)
-    tenant = None if "operate" in principal.scopes else principal.tenant
-    wanted = Wanted(tenant, status, workflow)
+    wanted = Wanted(principal.sees_alone, status, workflow)
     with server_errors(ledger_url(here.app)):
         page = page_of_runs(
             process.ledger, wanted, limit=limit, before=before or None, now_ms=process.now_ms()
@@ -226,9 +224,7 @@ def rerun_node(
 ) -> Response:
     """Runs a node and all that depends on it again; the rest is kept."""
     run = run_seen_by(starter.principal, run_id, here)
-    with starter.starting() as starting:
-        run.rerun(body.node)
-        starting.opened(run_id)
+    starter.rerun(run, body.node)
     return document(run_state(run.record()))
 
 

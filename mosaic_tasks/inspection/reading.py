@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -31,6 +32,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 StreamKind = Literal["text", "items", "value", "retract", "end"]
 _NOTHING = "0-0"
+LOOK_S = 30.0
+"""Whoever heard nothing for so long looks whether there still is a run: one that a server lost, or that is past its
+retention before anybody was told of its end, says nothing any more."""
+_AT_ONCE = 128
+"""So many events are held at once: a fan-out may have a hundred thousand items that are done already."""
 _INLINE = (b"\x00", b"\x01")
 """First bytes of the envelopes that hold their value; see `mosaic_queues.payloads`."""
 
@@ -333,6 +339,7 @@ class _Reading(Generic[T]):
     Args:
         open_part: how it is read; may need trips to the server.
         ring: called from another thread when there may be more.
+        stands: raises where what is read is there no more; asks the server.
         page: entries of a stream that are held at once.
     """
 
@@ -343,11 +350,14 @@ class _Reading(Generic[T]):
         *,
         follow: bool,
         ring: Callable[[], None],
+        stands: Callable[[], object],
         page: int = ENTRIES_READ,
     ) -> None:
-        self._page = page
+        self._page, self._stands = page, stands
         self._ledger, self._open_part, self._follow, self._ring = ledger, open_part, follow, ring
         self._ready: deque[T] = deque()
+        self._coming: Iterator[T] | None = None
+        self._has_found = False
         self._is_over = False
         self._part: Part[T] | None = None
         self._following: Following | None = None
@@ -366,17 +376,22 @@ class _Reading(Generic[T]):
         return self._part, self._following
 
     def _step(self, found: Found | None = None) -> bool:
-        """Takes what came, or what was found at hand; False: nothing. Leaves when nothing more comes."""
+        """Takes what came or was found at hand, piece by piece; False: nothing came. Leaves when nothing more comes."""
         try:
             part, following = self._open()
-            if found is None:
-                found = following.take(follow=self._follow)
-            else:
-                following.advance(found)
-            self._ready.extend(part.take_in(found))
-            if part.is_over or (not found and not self._follow):
-                self._is_over = True
-            return bool(found)
+            is_rest = self._coming is not None
+            if self._coming is None:
+                if found is None:
+                    found = following.take(follow=self._follow)
+                else:
+                    following.advance(found)
+                self._coming, self._has_found = part.take_in(found), bool(found)
+            taken = list(islice(self._coming, _AT_ONCE))
+            self._ready.extend(taken)
+            if len(taken) < _AT_ONCE:
+                self._coming = None
+                self._is_over = self._is_over or part.is_over or not (self._has_found or self._follow)
+            return self._has_found or is_rest  # for what came meanwhile nobody looked
         except BaseException:
             self._is_over = True
             raise
@@ -386,7 +401,7 @@ class _Reading(Generic[T]):
 
     def _at_hand(self) -> Found | None:
         """What the next step can take in without a trip to the server; None: it needs one."""
-        if self._part is None or self._following is None:
+        if self._part is None or self._following is None or self._coming is not None:
             return None
         found = self._following.at_hand()
         return found if found is not None and self._part.is_local(found) else None
@@ -402,9 +417,17 @@ class Reading(_Reading[T]):
     `close` may be called from any thread; whoever waits for the next event then is told that there is none.
     """
 
-    def __init__(self, ledger: Ledger, open_part: Callable[[], Part[T]], *, follow: bool) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        open_part: Callable[[], Part[T]],
+        *,
+        follow: bool,
+        stands: Callable[[], object],
+        page: int = ENTRIES_READ,
+    ) -> None:
         self._bell = threading.Event()
-        super().__init__(ledger, open_part, follow=follow, ring=self._bell.set)
+        super().__init__(ledger, open_part, follow=follow, ring=self._bell.set, stands=stands, page=page)
         self._open()
 
     def __iter__(self) -> Self:
@@ -416,8 +439,12 @@ class Reading(_Reading[T]):
                 raise StopIteration
             self._bell.clear()
             if not (self._step() or self._ready or self._is_over):
-                self._bell.wait()
+                self._await_more()
         return self._ready.popleft()
+
+    def _await_more(self) -> None:
+        while not self._bell.wait(LOOK_S):
+            self._stands()
 
     def close(self) -> None:
         """Ends it."""
@@ -441,16 +468,22 @@ class AsyncReading(_Reading[T]):
     """
 
     def __init__(
-        self, ledger: Ledger, open_part: Callable[[], Part[T]], *, follow: bool, page: int = ENTRIES_READ
+        self,
+        ledger: Ledger,
+        open_part: Callable[[], Part[T]],
+        *,
+        follow: bool,
+        stands: Callable[[], object],
+        page: int = ENTRIES_READ,
     ) -> None:
         loop, self._bell = asyncio.get_running_loop(), asyncio.Event()
-        bell = self._bell
+        bell, self._looked_s = self._bell, loop.time()
 
         def ring() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(bell.set)
 
-        super().__init__(ledger, open_part, follow=follow, ring=ring, page=page)
+        super().__init__(ledger, open_part, follow=follow, ring=ring, stands=stands, page=page)
         self._trip: asyncio.Task[bool] | None = None
 
     def __aiter__(self) -> Self:
@@ -483,8 +516,20 @@ class AsyncReading(_Reading[T]):
                 return False
             self._bell.clear()
             if not (await self._step_async() or self._ready or self._is_over):
-                await self._bell.wait()
+                await self._await_more()
         return True
+
+    async def _await_more(self) -> None:
+        """Waits until it is rung. Whoever waits in pieces looks as often as whoever waits in one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._looked_s + LOOK_S):
+                    await self._bell.wait()
+                    return
+            except TimeoutError:
+                await asyncio.to_thread(self._stands)
+                self._looked_s = loop.time()  # not before: who is cancelled meanwhile looks again
 
     async def _step_async(self) -> bool:
         if self._trip is None:

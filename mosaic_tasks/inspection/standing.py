@@ -151,10 +151,11 @@ class PatientReading(Reading[StreamEvent]):
         open_part: Callable[[], Part[StreamEvent]],
         *,
         follow: bool,
+        stands: Callable[[], object],
         patience: Patience | None,
     ) -> None:
         self._patience = patience
-        super().__init__(ledger, open_part, follow=follow)
+        super().__init__(ledger, open_part, follow=follow, stands=stands)
 
     def _step(self, found: Found | None = None) -> bool:
         """As any reading's; waits here for what comes next, and has the next step look whether it came."""
@@ -174,10 +175,11 @@ class PatientAsyncReading(AsyncReading[StreamEvent]):
         open_part: Callable[[], Part[StreamEvent]],
         *,
         follow: bool,
+        stands: Callable[[], object],
         patience: Patience | None,
     ) -> None:
         self._patience = patience
-        super().__init__(ledger, open_part, follow=follow)
+        super().__init__(ledger, open_part, follow=follow, stands=stands)
 
     async def _step_async(self) -> bool:
         took = await super()._step_async()

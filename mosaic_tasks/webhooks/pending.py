@@ -14,7 +14,7 @@ from mosaic_queues.connection import server_ms
 
 
 class Pending(NamedTuple):
-    """A webhook that is to be told.
+    """A webhook that is to be told; its URL, which may hold a secret, is not shown.
 
     Attributes:
         since_ms: when it was registered.
@@ -27,6 +27,9 @@ class Pending(NamedTuple):
     since_ms: int
     tries: int
     body: bytes
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.run_id}>"
 
 
 class PendingWebhooks:

@@ -42,6 +42,9 @@ class Target(NamedTuple):
     authority: str
     path: str
 
+    def __repr__(self) -> str:
+        return f"<Target {self.place}>"
+
     @property
     def place(self) -> str:
         """The URL for messages: without the path, where services keep tokens."""
@@ -95,7 +98,8 @@ def _parts(url: str) -> SplitResult:
     except ValueError:
         raise InputError("the URL of the webhook is malformed; write https://host/path") from None
     if not known:
-        raise InputError(f"a webhook has a URL such as https://host/path, not {parts.scheme}:...")
+        # Not even its beginning is shown, which is a name or a token in `token:x-oauth@host`.
+        raise InputError("a webhook has a URL such as https://host/path, and this is none")
     if "@" in parts.netloc or "\\" in url:
         raise InputError(
             "the URL of the webhook names a user or has a backslash; leave them out, it is signed anyway"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,6 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from mosaic_queues.errors import ConfigurationError, InputError, UnknownRun
+from mosaic_queues.times import utc_text
 from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.webhooks.delivery import Failure, Message, attempt, sender_to
 from mosaic_tasks.webhooks.pending import Pending, PendingWebhooks
@@ -122,13 +122,9 @@ def _attempt(found: Pending) -> Failure | None:
 
 def body_of(record: RunRecord) -> bytes:
     """What is told of a run; not its output, which is read by the id."""
-    ended = _iso(record.ended_ms or record.created_ms)
+    ended = utc_text(record.ended_ms or record.created_ms)
     data = {"run": record.run_id, "workflow": record.name, "status": record.status, "error": record.error}
-    times = {"started": _iso(record.created_ms), "ended": ended}
+    times = {"started": utc_text(record.created_ms), "ended": ended}
     return msgspec.json.encode(
         {"type": f"run.{record.status}", "timestamp": ended, "data": {**data, **times}}
     )
-
-
-def _iso(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -14,6 +14,8 @@ class Keys:
         """Sorted set of live processes, by expiry (ms)."""
         self.sweeper = f"{namespace}:sweeper"
         """The lock of the process whose sweeper recovers runs."""
+        self.changes = f"{namespace}:changes"
+        """Stream of what changes the list of runs; the scripts know its name, too."""
 
     def run(self, run_id: str) -> tuple[str, str, str, str, str, str, str]:
         """The keys of a run in the order of the scripts: run, calls, out, events, blobs, end, boxes."""

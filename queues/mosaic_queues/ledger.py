@@ -94,17 +94,20 @@ class Ledger:
         roots: Sequence[Release],
         retention_s: float,
         max_run_s: float,
+        tenant: str = "",
         origin: str = "",
     ) -> bool:
         """Opens a run and makes its roots ready. False when it was already open.
 
         Args:
+            tenant: on whose account.
             origin: the span in whose course that is, as W3C's `traceparent`.
             max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
         """
         argument = {
             "plan": plan,
             "name": name,
+            "tenant": tenant,
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
             "keep_ms": int((max_run_s + retention_s) * 1000),
@@ -326,6 +329,7 @@ class Ledger:
         holder: str,
         keep_s: float,
         is_over: bool = False,
+        is_untold: bool = False,
         claim: Claim | None = None,
         fields: Mapping[str, bytes] | None = None,
     ) -> list[Group] | None:
@@ -335,6 +339,7 @@ class Ledger:
 
         Args:
             is_over: whether the run is taken to be over; it is not asked where a producer corrects itself.
+            is_untold: whether those who watch many runs have to be told of its whole, since it ended a moment ago.
             claim: of the producer that corrects `fields`, parts of its output that it announced.
 
         Raises:
@@ -344,6 +349,7 @@ class Ledger:
         argument = {
             "claim": (claim.call, claim.fence) if claim else False,
             "over": is_over,
+            "untold": is_untold,
             "nodes": again.nodes,
             "joins": again.joins,
             "roots": again.roots,
@@ -491,6 +497,10 @@ class Ledger:
             pipe.pexpire(self.keys.runs, int(keep_s * 1000))
             pipe.execute()
 
+    def is_listed(self, run_id: str) -> bool:
+        """Whether a run is in the index of unfinished runs; one that has ended is, until a sweep finds it over."""
+        return self.client.zscore(self.keys.runs, run_id) is not None
+
     def listed_runs(self) -> list[tuple[str, int]]:
         """The unfinished runs, oldest first: (run id, time of entry in ms)."""
         found = cast("list[tuple[bytes, float]]", self.client.zrange(self.keys.runs, 0, -1, withscores=True))
@@ -510,8 +520,12 @@ class Ledger:
         name = self.keys.once(tenant, key)
         if self.client.set(name, msgspec.msgpack.encode(asked), nx=True, px=int(keep_s * 1000)):
             return asked
-        found = cast("bytes | None", self.client.get(name))
-        return msgspec.msgpack.decode(found, type=KeyedRun) if found else asked
+        return self.known_run(tenant, key) or asked
+
+    def known_run(self, tenant: str, key: str) -> KeyedRun | None:
+        """The run that the tenant's idempotency key stands for, which may not be open yet; None: the key is new."""
+        found = cast("bytes | None", self.client.get(self.keys.once(tenant, key)))
+        return msgspec.msgpack.decode(found, type=KeyedRun) if found else None
 
     # -- reads -------------------------------------------------------------------------------------------------
 
@@ -609,11 +623,13 @@ def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
     )
 
 
-_STANDING = ("status", "created_ms", "reopened_ms", "ended_ms", "name", "origin")
+_STANDING = ("status", "created_ms", "reopened_ms", "ended_ms", "name", "origin", "untold")
 
 
 def _standing(values: Sequence[bytes | None]) -> RunStanding:
-    status, created, reopened, ended, name, origin = (value.decode() if value else "" for value in values)
+    status, created, reopened, ended, name, origin, untold = (
+        value.decode() if value else "" for value in values
+    )
     return RunStanding(
         cast(RunStatus, status),
         int(reopened or created),
@@ -622,6 +638,7 @@ def _standing(values: Sequence[bytes | None]) -> RunStanding:
         int(ended) if ended else None,
         origin,
         int(reopened) if reopened else None,
+        bool(untold),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,12 @@ expect.set_options(timeout=READY_S * 1000)
 
 
 @pytest.fixture(autouse=True)
-def worker(workers: Workers) -> None:
+def worker(workers: Workers, redis_client: Redis) -> Iterator[None]:
     workers.start(
         "mosaic_tasks.app", ["mosaic.cpu", "mosaic.api.replay"], pool="async", concurrency=8
     ).wait_ready()
+    yield
+    open_gate(redis_client, "go", times=8)  # a worker ends once its calls have
 
 
 def run_of(nodes: dict[str, Any], output: str, **options: Any) -> Run:
@@ -97,6 +101,56 @@ def test_a_run_is_followed_from_the_list_to_its_end_without_a_reload(
     page.get_by_role("link", name="Runs").click()
     expect(page.get_by_role("row", name=re.compile("looked-at"))).to_contain_text("2/2")
     assert run.record().status == "done"
+
+
+def looks(client: Redis) -> int:
+    """How often the server was asked which runs there are."""
+    return int(client.info("commandstats").get("cmdstat_zrevrangebylex", {"calls": 0})["calls"])
+
+
+def await_looks(client: Redis, number: int) -> None:
+    """Waits until it was asked so often."""
+    deadline = time.monotonic() + READY_S
+    while (found := looks(client)) < number:
+        assert time.monotonic() < deadline, f"asked {found} times, not {number}"
+        time.sleep(0.02)
+
+
+def test_the_list_hears_of_a_run_that_comes_and_ends_and_asks_for_nothing_between(
+    served: Served, opened: Opener, redis_client: Redis
+) -> None:
+    before = looks(redis_client)
+    here = served()
+    page, _ = opened(here.url)
+    await_looks(redis_client, before + 2)  # for the page, and as its stream begins
+    mark(page)
+    first = gated()
+    row = page.get_by_role("row", name=re.compile("looked-at"))
+    expect(row).to_contain_text("running")
+    row.locator("a").first.focus()
+    row.evaluate("row => { row.isTheSame = true; }")
+    expect(row.locator(".ticking")).to_have_text(re.compile(r"^([3-9]|\d\d) s$"))  # counted on in the browser
+    assert looks(redis_client) == before + 3
+    second = gated()
+    rows = page.locator("#runs tbody tr")
+    expect(rows).to_have_count(2)
+    assert rows.evaluate_all("rows => rows.map(row => row.isTheSame === true)") == [False, True]
+    expect(rows.nth(1).locator("a").first).to_be_focused()
+    open_gate(redis_client, "go", times=2)
+    expect(rows.filter(has_text="done")).to_have_count(2)
+    assert rows.evaluate_all("rows => rows.map(row => row.isTheSame === true)") == [False, True]
+    assert looks(redis_client) in (before + 5, before + 6)  # both may end within one look
+    assert is_same(page)
+    assert {first.record().status, second.record().status} == {"done"}
+    page.goto(f"{here.url}/?status=running")
+    _, newer = gated(), gated()
+    expect(rows).to_have_count(2)
+    rows.nth(1).locator("a").first.focus()
+    newer.cancel()
+    expect(rows).to_have_count(1)
+    expect(rows.locator("a").first).to_be_focused()
+    open_gate(redis_client, "go", times=2)  # the one that was cancelled may still wait there
+    expect(page.get_by_text("No run is like this")).to_be_visible()
 
 
 def test_output_is_shown_while_it_is_said(served: Served, opened: Opener, redis_client: Redis) -> None:

@@ -30,12 +30,14 @@ class Receiver:
 
 
 @contextmanager
-def receiving(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def receiving(
+    context: ssl.SSLContext | None = None, *, at: tuple[str, int] = ("127.0.0.1", 0)
+) -> Iterator[Receiver]:
+    server = ThreadingHTTPServer(at, _Handler)
     scheme = "http"
     if context is not None:
         server.socket, scheme = context.wrap_socket(server.socket, server_side=True), "https"
-    server.receiver = receiver = Receiver(f"{scheme}://127.0.0.1:{server.server_port}/hook")  # type: ignore[attr-defined]
+    server.receiver = receiver = Receiver(f"{scheme}://{at[0]}:{server.server_port}/hook")  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

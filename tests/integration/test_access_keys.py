@@ -285,6 +285,8 @@ class TestCommands:
             ["add", "ci"],
             ["add", "ci", "--scope", "all"],
             ["add", "ci", "--scope", "read", "--expires", "soon"],
+            ["add", "ci", "--scope", "read", "--expires", "90"],
+            ["rotate", "ci", "--grace", "1.5"],
             ["rotate", "ci"],
             ["revoke", "ci"],
             ["add", "a b", "--scope", "read"],
@@ -292,6 +294,10 @@ class TestCommands:
     )
     def test_what_makes_no_sense_is_told(self, words: list[str]) -> None:
         assert cli(*words).exit_code == ExitCode.USAGE
+
+    def test_a_time_without_a_unit_is_told_with_units(self) -> None:
+        told = cli("add", "ci", "--scope", "read", "--expires", "90").stderr
+        assert "'90' has no unit; write 90d for days, 90h for hours" in told
 
     def test_who_changes_keys_is_in_the_log(self) -> None:
         cli("add", "ci", "--scope", "read")

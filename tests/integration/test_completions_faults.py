@@ -316,6 +316,28 @@ def test_a_tenant_that_has_had_its_share_is_told_when_to_ask_again(
     assert len(list_runs()) == 1
 
 
+def test_who_comes_back_with_a_key_is_answered_at_a_full_share(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotas = tmp_path / "quotas.yaml"
+    quotas.write_text("tenants: {'*': {open_runs: 1}}")
+    monkeypatch.setenv("MOSAIC_QUOTAS", str(quotas))
+    settings.cache_clear()
+    echoes = workflow("echoes", {"answer": tool("echo", value="${inputs.question}")})
+    ask: Any = {"model": "echoes", "messages": ASKED, "extra_headers": {"Idempotency-Key": "k"}}
+    counts = workflow("counts", spelled("gated_numbers", n=2))
+    with served(echoes, counts) as url, client(url) as ai:
+        first = ai.chat.completions.create(**ask)
+        with streaming(ai, "counts"):
+            again = ai.chat.completions.create(**ask)
+            parts = list(ai.chat.completions.create(**ask, stream=True))
+            with pytest.raises(openai.RateLimitError):
+                ai.chat.completions.create(**{**ask, "extra_headers": {"Idempotency-Key": "other"}})
+    assert (again.id, again.choices[0].message.content) == (first.id, "How many?")
+    assert {part.id for part in parts} == {first.id}
+    assert len(list_runs()) == 2
+
+
 # -- bad requests --------------------------------------------------------------------------------------------------
 
 

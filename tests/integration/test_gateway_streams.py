@@ -334,8 +334,13 @@ def test_a_server_that_is_away_is_told_and_readers_read_on(
         ):
             started.start("mosaic_tasks.app", ["mosaic.cpu"]).wait_ready()
             path = f"/v1/runs/{start(gate, 'piped')}/stream"
-            with reading(gate, path) as events, gate.client() as http:
+            with (
+                reading(gate, path) as events,
+                reading(gate, "/changes") as listed,
+                gate.client() as http,
+            ):
                 seen = [next_of(events, "items")]
+                assert "runs" in next_of(listed, "change").data
                 server.kill()
                 away(http.get("/health/ready"))
                 assert http.get("/health/live").status_code == 200
@@ -345,12 +350,21 @@ def test_a_server_that_is_away_is_told_and_readers_read_on(
                     client.ping()
                 pipe.write_text("go on", "utf-8")
                 seen += [event for event in events if event.kind != ":"]
+                other = start(gate, "fails")
+                if not tells_of(listed, other):
+                    with reading(gate, "/changes") as again:
+                        assert tells_of(again, other)
             if seen[-1].kind != "end":
                 seen += read_all(gate, path, seen[-1].id)
             assert numbers_of(seen) == [0, 1, 2, 3, 4]
             assert http_ready(gate)
     finally:
         server.kill()
+
+
+def tells_of(listed: Iterator[Told], run_id: str) -> bool:
+    """Whether a list shows a run, before its stream ends."""
+    return any(f"run-{run_id}" in event.data for event in listed if event.kind == "change")
 
 
 def away(answer: httpx2.Response) -> None:

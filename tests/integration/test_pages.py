@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,7 +17,7 @@ from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.gateway.pages.charts import Charts
 from mosaic_tasks.inspection.timeline import timeline
-from tests.integration.gateway_tools import GatewayProcess, gateway
+from tests.integration.gateway_tools import GatewayProcess, gateway, told
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("mosaic_process")]
 
@@ -172,3 +174,62 @@ def test_the_list_is_filtered_and_paged(served: GatewayProcess, monkeypatch: pyt
         cancelled = client.get("/?status=cancelled").text
         assert shown(cancelled, runs) == [place == 3 for place in range(27)]
         assert "No run is like this" in client.get("/?workflow=other").text
+
+
+@contextlib.contextmanager
+def changes(
+    served: GatewayProcess, path: str = "/changes", key: str | None = None
+) -> Iterator[Iterator[Any]]:
+    """The parts of an open list that change."""
+    with served.client(key) as client, client.stream("GET", path) as answer:
+        assert answer.status_code == 200
+        yield (each.data for each in told(answer) if each.kind == "change")
+
+
+def test_an_open_list_is_sent_the_rows_that_changed(served: GatewayProcess, redis_client: Redis) -> None:
+    first = submit(FLOW)
+    with changes(served) as parts, changes(served, f"/changes?before={first.id}") as older:
+        assert list(next(parts)) == ["runs", f"run-{first.id}"]
+        second = submit(FLOW)
+        came = next(parts)
+        assert list(came) == ["runs", f"run-{second.id}"]
+        place = '<tr id="run-{}"></tr>'
+        assert came["runs"].index(place.format(second.id)) < came["runs"].index(place.format(first.id))
+        redis_client.client_kill_filter(_type="normal", skipme=True)  # it reads on from where it was
+        first.cancel("<b>for the test</b>")
+        (row,) = next(parts).items()
+        assert row[0] == f"run-{first.id}"
+        assert "cancelled" in row[1]
+        assert "&lt;b&gt;for the test" in row[1]
+        first.rerun("one")
+        (row,) = next(parts).items()
+        assert "running" in row[1]
+        assert list(next(older)) == ["runs"]
+
+
+@pytest.mark.leaves("keys", reason="API keys without an expiry stay until they are revoked")
+def test_an_open_list_of_a_tenant_is_sent_its_own_runs(served: GatewayProcess) -> None:
+    blue = keys_of(app).add("blue", tenant="blue", scopes=["read"])
+    everybody = keys_of(app).add("everybody", scopes=["read", "operate"])
+    with changes(served, key=blue) as seen, changes(served, key=everybody) as all_seen:
+        assert (list(next(seen)), list(next(all_seen))) == (["runs"], ["runs"])
+        foreign = submit(FLOW, tenant="green")
+        assert f"run-{foreign.id}" in next(all_seen)
+        own = submit(FLOW, tenant="blue")
+        came = next(seen)
+        assert list(came) == ["runs", f"run-{own.id}"]
+        assert "green" not in str(came)
+
+
+def test_a_browser_at_a_wrong_address_is_shown_a_page(served: GatewayProcess) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    with served.client() as client:
+        answer = client.get("/nothing/here", headers=browser)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "To the runs" in answer.text
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        for accept in ("*/*", "application/json"):
+            answer = client.get("/nothing/here", headers={"Accept": accept})
+            assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+        answer = client.get("/v1/runs/none", headers=browser)
+        assert answer.headers["content-type"] == "application/problem+json"

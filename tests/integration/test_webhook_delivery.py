@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -99,6 +100,33 @@ def test_nobody_there_is_told(receiver: Receiver) -> None:
     assert "cannot be told: Connection refused" in problem
     assert len(said) == 2
     assert "secret-token" not in problem + "".join(said)
+
+
+# -- names that lead elsewhere meanwhile ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "taken"),
+    [
+        (["127.0.0.2", "127.0.0.2", "127.0.0.1", "127.0.0.1"], True),
+        (["127.0.0.2", "127.0.0.1", "127.0.0.2", "127.0.0.2"], False),
+    ],
+)
+def test_the_connection_goes_to_the_address_that_was_checked(
+    answers: list[str], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver that answers otherwise each time (DNS rebinding): first where it may lead to, then what is inside."""
+    monkeypatch.setenv("MOSAIC_WEBHOOK_ALLOW", "127.0.0.2")
+    resolve = socket.getaddrinfo
+
+    def turning(host: str, *arguments: object, **options: object) -> object:
+        return resolve(answers.pop(0) if host == "hooks.example" else host, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", turning)
+    with receiving() as inside, receiving(at=("127.0.0.2", urlsplit(inside.url).port or 0)) as checked:
+        problem, _ = told(checked.url.replace("127.0.0.2", "hooks.example"))
+        assert inside.came == []
+        assert (problem == "", len(checked.came)) == (taken, int(taken))
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------

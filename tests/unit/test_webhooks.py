@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from mosaic_queues.errors import ConfigurationError, InputError
+from mosaic_tasks import Workflow
+from mosaic_tasks.app import app
+from mosaic_tasks.definition.schedules import ScheduleSpec
+from mosaic_tasks.gateway.runs import Submission
+from mosaic_tasks.scheduling.schedules import Said
+from mosaic_tasks.submission import opening_of
 from mosaic_tasks.webhooks.configuration import Allowed, allowed, signing_secrets
 from mosaic_tasks.webhooks.delivery import Message, deliver, sender_to
+from mosaic_tasks.webhooks.pending import Pending
 from mosaic_tasks.webhooks.posting import Answer, _answer, _head
 from mosaic_tasks.webhooks.signing import signed_headers
 from mosaic_tasks.webhooks.targets import resolved, target_of
@@ -198,3 +205,18 @@ def test_a_name_that_leads_elsewhere_later_is_not_told(monkeypatch: pytest.Monke
     answers(monkeypatch, "127.0.0.1")
     with pytest.raises(InputError, match="leads to"):
         sender_to("https://hooks.example.com/")
+
+
+def test_what_holds_the_url_does_not_show_it() -> None:
+    url = "https://198.41.0.4/token?key=token"
+    nodes = {"echo": {"tool": "string:capwords", "with": {"s": "a"}}}
+    workflow = Workflow.from_data({"name": "echo", "nodes": nodes, "output": "echo"})
+    holders = [
+        target_of(url, NOBODY),
+        Pending("run", url, since_ms=0, tries=0, body=b""),
+        Said(workflow="echo", plan="hash", webhook=url),
+        ScheduleSpec(cron="0 7 * * MON", webhook=url),
+        Submission(workflow="echo", webhook=url),
+        opening_of(app, workflow, None, key=None, webhook=url),
+    ]
+    assert [shown for shown in map(repr, holders) if "token" in shown] == []

@@ -38,7 +38,7 @@ from mosaic_tasks.gateway.completions.replies import (
     usage_of,
 )
 from mosaic_tasks.gateway.completions.telling import AnswerChanged, Telling
-from mosaic_tasks.gateway.readers import EVENT_STREAM, HERE, PRINCIPAL, Readers, until_either
+from mosaic_tasks.gateway.readers import EVENT_STREAM, HERE, PRINCIPAL, Readers, gone, until_either
 from mosaic_tasks.inspection.reading import StreamEvent
 
 log = structlog.get_logger(__name__)
@@ -67,8 +67,8 @@ class Patience(NamedTuple):
     send_s: float
 
 
-class _Gone(Exception):
-    """The client has left, or takes nothing any more."""
+class _Asleep(Exception):
+    """The client takes nothing any more."""
 
 
 class _Outcome(NamedTuple):
@@ -162,12 +162,12 @@ class Answering(Response):
         self._send = send
         self._readers.add(self, scope.get("state", {}).get(PRINCIPAL))
         try:
-            parts = (self._tell(), self._watch(), _left(receive))
+            parts = (self._tell(), self._watch(), gone(receive))
             await until_either(*map(asyncio.create_task, parts))
-        except _Gone:
+        except _Asleep:
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
-            with suppress(_Gone):
+            with suppress(_Asleep):
                 await self._fail(_refused(error))
         finally:
             self._readers.drop(self)
@@ -256,13 +256,13 @@ class Answering(Response):
         """Has the client take a message.
 
         Raises:
-            _Gone: it does not.
+            _Asleep: it does not.
         """
         try:
             async with asyncio.timeout(self._patience.send_s):
                 await self._send(message)
         except TimeoutError:
-            raise _Gone from None
+            raise _Asleep from None
 
 
 def _refused(error: Exception) -> Refused:
@@ -288,14 +288,3 @@ def _no_worker(run: Run, unserved: list[str]) -> Refused:
 def _cancel(run: Run) -> None:
     if run.cancel("its client left before the answer was there"):
         log.info("completions.left", what="a client left, its run is cancelled", run=run.id)
-
-
-async def _left(receive: Receive) -> None:
-    """Waits until the client leaves.
-
-    Raises:
-        _Gone: it has left.
-    """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _Gone

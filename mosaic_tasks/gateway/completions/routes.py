@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 
 from mosaic_tasks.access.principal import Principal
-from mosaic_tasks.client import Run, submit
+from mosaic_tasks.client import Run
+from mosaic_tasks.definition.terms import Terms
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.gateway.bodies import StrictRoute
 from mosaic_tasks.gateway.callers import Gateway, Here, Starter, caller, starter
@@ -23,6 +24,7 @@ from mosaic_tasks.gateway.completions.replies import ChatCompletion, Envelope, M
 from mosaic_tasks.gateway.readers import EVENT_STREAM
 from mosaic_tasks.gateway.runs import IdempotencyKey
 from mosaic_tasks.gateway.streams import AllReaders
+from mosaic_tasks.submission import opening_of
 
 _SINCE_S = int(time.time())
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -107,18 +109,15 @@ async def create_chat_completion(
     """Runs the workflow on the conversation, and gives its output as the model's answer. With an idempotency key the
     run goes on when its client leaves, who may come back for the answer; without one it is cancelled."""
     model = _named(models, body.model)
-    inputs = body.inputs_for(model)
+    inputs, process = body.inputs_for(model), process_for(gateway.app)
 
     def start() -> Run:
-        tenant = starter.principal.tenant
-        with starter.starting() as starting:
-            run = submit(model.workflow, inputs, key=idempotency_key, tenant=tenant, app=gateway.app)
-            starting.opened(run.id)
-        return run
+        terms = Terms(tenant=starter.principal.tenant)
+        opening = opening_of(gateway.app, model.workflow, inputs, key=idempotency_key, terms=terms)
+        return Run(starter.start(opening).run_id, process)
 
     run = await asyncio.to_thread(start)
     envelope = Envelope.now(run.id, body.model, counts=body.counts)
-    config = process_for(gateway.app).settings
     return Answering(
         run,
         model,
@@ -126,5 +125,5 @@ async def create_chat_completion(
         readers,
         streams=bool(body.stream),
         is_kept=idempotency_key is not None,
-        patience=Patience(config.gateway_silence_s, config.gateway_patience_s),
+        patience=Patience(process.settings.gateway_silence_s, process.settings.gateway_patience_s),
     )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Self
 
-from mosaic_queues.following import Following, last_entry
+from mosaic_queues.following import Following, Found, last_entry
 from mosaic_queues.ledger import Ledger
 
 
 class Bell:
-    """Listens to some streams through the process's hub: no thread, no connection, no poll of its own."""
+    """Listens to some streams through the process's hub: no thread, no connection, no poll of its own.
 
-    def __init__(self, ledger: Ledger, streams: Iterable[str]) -> None:
-        self._ledger, self._streams = ledger, tuple(streams)
+    Args:
+        hear: called with what came, in a thread, before `news` ends.
+    """
+
+    def __init__(
+        self, ledger: Ledger, streams: Iterable[str], *, hear: Callable[[Found], object] = lambda _: None
+    ) -> None:
+        self._ledger, self._streams, self._hear = ledger, tuple(streams), hear
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def ring() -> None:
@@ -51,10 +57,11 @@ class Bell:
 
     def _take(self) -> bool:
         """Takes all that came; whether something did."""
-        found = False
-        while self._following is not None and self._following.take():
-            found = True
-        return found
+        is_news = False
+        while self._following is not None and (found := self._following.take()):
+            self._hear(found)
+            is_news = True
+        return is_news
 
     async def __aexit__(self, *_error: object) -> None:
         if self._following is not None:

@@ -13,6 +13,7 @@ from mosaic_tasks.access.principal import Principal
 from mosaic_tasks.client import Run
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.gateway.callers import Gateway, Here, caller, gateway_of, run_seen_by
+from mosaic_tasks.gateway.pages.changes import Changes
 from mosaic_tasks.gateway.pages.charts import Charts
 from mosaic_tasks.gateway.pages.live import Fragments, News, Studio
 from mosaic_tasks.gateway.readers import EventStream, Readers
@@ -24,6 +25,7 @@ class Desk(NamedTuple):
 
     ledger: Ledger
     charts: Charts
+    changes: Changes
     studio: Studio
     config: Settings
     readers: Readers
@@ -47,7 +49,7 @@ async def _desk_of(request: Request) -> Desk:
     if not hasattr(state, "desk"):  # no other request comes between: there is nothing to await
         process = process_for(gateway_of(request).app)
         ledger, config = process.ledger, process.settings
-        state.desk = Desk(ledger, Charts(ledger), Studio(), config, readers_of(request))
+        state.desk = Desk(ledger, Charts(ledger), Changes(ledger), Studio(), config, readers_of(request))
     return cast("Desk", state.desk)
 
 

@@ -44,7 +44,7 @@ class News(Protocol):
 
 
 class Looking:
-    """News every so often: for what no stream of the server tells, such as that there is another run."""
+    """News every so often: for what no stream of the server tells, such as how the workers fare."""
 
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s

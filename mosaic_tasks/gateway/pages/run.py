@@ -65,9 +65,7 @@ def rerun(
     run: Annotated[Run, Depends(_run_again)], starter: Restarter, node: Annotated[str, Form()]
 ) -> Response:
     """Runs a node again, and all that depends on it."""
-    with starter.starting() as starting:
-        run.rerun(node)
-        starting.opened(run.id)
+    starter.rerun(run, node)
     return _back_to(run, node)
 
 

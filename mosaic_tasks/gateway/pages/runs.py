@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from celery import Celery
 from fastapi import APIRouter, Depends, Query, Response
 
+from mosaic_queues.changes import RunChange
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import UnknownRun
 from mosaic_queues.transitions import RunRecord, RunStatus
@@ -18,15 +19,13 @@ from mosaic_tasks.client import Run, get_run, list_runs
 from mosaic_tasks.gateway.callers import Here
 from mosaic_tasks.gateway.pages.charts import Charts
 from mosaic_tasks.gateway.pages.desk import AtDesk, Desk, Reader
-from mosaic_tasks.gateway.pages.live import Fragments, Looking
+from mosaic_tasks.gateway.pages.live import Fragments
 from mosaic_tasks.gateway.pages.rendering import PageRoute, fragment, page
 from mosaic_tasks.inspection.diagram import is_done
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 ON_A_PAGE = 25
-LOOK_S = 1.0
-"""An open page looks for new runs so often: no stream tells of them."""
 
 
 class Choice(NamedTuple):
@@ -39,6 +38,15 @@ class Choice(NamedTuple):
     status: RunStatus | None
     workflow: str
     before: str
+
+    def is_touched_by(self, change: RunChange, *, tenant: str | None) -> bool:
+        """Whether the run may be listed otherwise than before, to whom sees the runs of a tenant (None: all)."""
+        return (
+            tenant in (None, change.tenant)
+            and self.status in (None, change.was, change.status)
+            and self.workflow in ("", change.name)
+            and (not self.before or change.run_id < self.before)
+        )
 
     def address(self, path: str = "/", *, before: str) -> str:
         """Where these runs are listed, from another one on."""
@@ -61,6 +69,11 @@ class Row(NamedTuple):
     cost_usd: float
     took_ms: int
 
+    @property
+    def id(self) -> str:
+        """Of its element in the page."""
+        return f"run-{self.record.run_id}"
+
 
 class Listed(NamedTuple):
     """A page of the list; `older`: where the next one is, empty where there is none."""
@@ -68,6 +81,11 @@ class Listed(NamedTuple):
     rows: Sequence[Row]
     older: str
     now_ms: int
+
+    @property
+    def shows_tenants(self) -> bool:
+        """Whether there is a column for them."""
+        return any(row.tenant for row in self.rows)
 
 
 def _chosen(
@@ -90,10 +108,9 @@ async def runs_page(
     choice: Chosen,
 ) -> Response:
     """Runs, newest first."""
-    parts = await desk.studio.make(partial(_parts, gateway.app, desk, principal, choice))
-    return page(
-        "runs", principal, parts=parts, choice=choice, live=choice.address("/changes", before=choice.before)
-    )
+    table = await desk.studio.make(partial(_whole, gateway.app, desk, principal, choice))
+    live = choice.address("/changes", before=choice.before)
+    return page("runs", principal, table=table, choice=choice, live=live)
 
 
 @router.get("/changes")
@@ -104,28 +121,34 @@ async def runs_changes(
     choice: Chosen,
 ) -> Response:
     """The list, renewed."""
+    tenant = principal.sees_alone
+    news = desk.changes.listen(partial(choice.is_touched_by, tenant=tenant))
     render = partial(_parts, gateway.app, desk, principal, choice)
-    key = ("runs", _tenant_of(principal), choice)
-    return desk.renewed(gateway, principal, key, render, Looking(LOOK_S))
+    return desk.renewed(gateway, principal, ("runs", tenant, choice), render, news)
 
 
-def _tenant_of(principal: Principal) -> str | None:
-    """Whose runs somebody sees; None: all."""
-    return None if "operate" in principal.scopes else principal.tenant
+def _whole(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> str:
+    listed = _listed(app, desk, principal, choice)
+    return _table(listed, choice, _cells(listed))
 
 
 def _parts(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Fragments:
+    """The table without what is in its rows, which a browser keeps where they stay, and each row."""
     listed = _listed(app, desk, principal, choice)
-    return {
-        "runs": fragment(
-            "_runs", listed=listed, choice=choice, shows_tenants=any(row.tenant for row in listed.rows)
-        )
-    }
+    return {"runs": _table(listed, choice, {}), **_cells(listed)}
+
+
+def _table(listed: Listed, choice: Choice, cells: Fragments) -> str:
+    return fragment("_runs", listed=listed, choice=choice, cells=cells)
+
+
+def _cells(listed: Listed) -> Fragments:
+    return {row.id: fragment("_row", row=row, listed=listed) for row in listed.rows}
 
 
 def _listed(app: Celery, desk: Desk, principal: Principal, choice: Choice) -> Listed:
     records = list_runs(
-        tenant=_tenant_of(principal),
+        tenant=principal.sees_alone,
         status=choice.status,
         workflow=choice.workflow or None,
         limit=ON_A_PAGE + 1,

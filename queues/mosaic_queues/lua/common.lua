@@ -1,7 +1,8 @@
 -- Shared by all transitions; put before each script when it is loaded.
 --
 -- KEYS of every transition, all in the slot of {run_id}:
---   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, origin, j:<join> counters
+--   1 run     hash   status, plan, name, created_ms, ended_ms, error, retention_ms, epoch, reopened_ms, untold, origin, tenant,
+--                    j:<join> counters
 --   2 calls   hash   epoch, where it is not the first; live calls: id -> msgpack {state, fence, failures, losses, queue, at_ms, holder}; at_ms: when it
 --                    became ready or was claimed, or when it is due
 --   3 out     hash   finished calls: id -> payload envelope
@@ -23,6 +24,7 @@ local HEDGED = 8             -- of others: the number of the last claim beside w
 local MAX_ARGS = 4000
 local EPOCH = 4294967296   -- claims of an epoch count from its number times this
 local MAX_EVENTS = 200000
+local MAX_CHANGES = 1000
 
 local arg = cmsgpack.unpack(ARGV[1])
 
@@ -88,6 +90,16 @@ local function record(events)
   return tonumber(string.match(id, '^%d+'))
 end
 
+-- Tells whoever watches the list of runs that this one is there, or has another status: one stream of all runs
+-- (`changes.py`), field c: msgpack {run id, tenant, name, was, status}. It lives as long as what it tells of. Its key is in
+-- another slot than the run, and a server may refuse it: that must not undo a part of a transition.
+local function tell(tenant, name, was, status, keep_ms)
+  local namespace, run_id = string.match(RUN, '^(.-):{(.-)}')
+  local change = cmsgpack.pack({run_id, tenant or '', name, was, status})
+  redis.pcall('XADD', namespace .. ':changes', 'MAXLEN', '~', MAX_CHANGES, '*', 'c', change)
+  redis.pcall('PEXPIRE', namespace .. ':changes', keep_ms)
+end
+
 -- Who holds claims of the run: {{holder, {ids}}}.
 local function held()
   local by_holder, found = {}, {}
@@ -108,7 +120,7 @@ end
 
 -- Ends the run: nothing of it is alive any more, and all of it expires.
 local function close_run(status, error, events)
-  local retention = redis.call('HGET', RUN, 'retention_ms')
+  local retention, tenant, name = unpack(redis.call('HMGET', RUN, 'retention_ms', 'tenant', 'name'))
   events[#events + 1] = {'closed', status, error}
   local now = record(events)
   redis.call('HSET', RUN, 'status', status, 'ended_ms', now, 'error', error)
@@ -121,6 +133,7 @@ local function close_run(status, error, events)
     local stream = string.match(field, '^s:(.+)$')
     if stream then redis.call('PEXPIRE', stream_key(stream), retention) end
   end
+  tell(tenant, name, 'running', status, retention)
 end
 
 -- What the counted joins release, as groups; and whether the last of them was raised.

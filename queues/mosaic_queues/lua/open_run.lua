@@ -1,11 +1,12 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
--- arg: plan, name, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends), origin ('', or in whose
--- course it is opened); ARGV[2]: envelope of the inputs
+-- arg: plan, name, tenant, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends),
+--      origin ('', or in whose course it is opened); ARGV[2]: envelope of the inputs
 -- Returns 1, or 0 when the run is already there.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
   'retention_ms', arg.retention_ms, 'error', '')
+if arg.tenant ~= '' then redis.call('HSET', RUN, 'tenant', arg.tenant) end
 if arg.origin ~= '' then redis.call('HSET', RUN, 'origin', arg.origin) end
 redis.call('HSET', OUT, 'in', ARGV[2])
 release(arg.roots, events)
@@ -14,4 +15,5 @@ redis.call('HSET', RUN, 'created_ms', string.match(entry[1], '^%d+'))
 for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS}) do
   redis.call('PEXPIRE', key, arg.keep_ms)
 end
+tell(arg.tenant, arg.name, '', 'running', arg.keep_ms)
 return 1

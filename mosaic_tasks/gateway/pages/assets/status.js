@@ -10,13 +10,16 @@ function say(words) {
 
 /* Scrolled places and the focus outlive the new text of a part; whoever reads the end of what grows goes on reading it. */
 function swap(part, html) {
-  const boxes = [...part.querySelectorAll("[id], pre")];
+  const rows = [...part.querySelectorAll("tr[id]")];
+  const boxes = [...part.querySelectorAll("[id]:not(tr), pre")];
   const scrolled = boxes.map((box) => [box.scrollLeft, box.scrollTop, box.scrollHeight - box.clientHeight]);
-  const focused = part.contains(document.activeElement) ? place(part, document.activeElement) : -1;
+  const active = document.activeElement;
+  const focused = part.contains(active) ? place(part, active) : -1;
   const before = announced(part);
   part.innerHTML = html;
+  keep(rows);
   announce(part, before);
-  const now = [...part.querySelectorAll("[id], pre")];
+  const now = [...part.querySelectorAll("[id]:not(tr), pre")];
   if (now.length === boxes.length) {
     now.forEach((box, index) => {
       const [left, top, most] = scrolled[index];
@@ -24,7 +27,15 @@ function swap(part, html) {
       box.scrollTop = box.classList.contains("follows") && top >= most - 4 ? box.scrollHeight : top;
     });
   }
-  if (focused >= 0) focusable(part)[focused]?.focus({ preventScroll: true });
+  if (focused >= 0) (active.isConnected ? active : focusable(part)[focused])?.focus({ preventScroll: true });
+}
+
+/* A new table has empty rows. Those that were there are put into their places; what is new in one comes by itself. */
+function keep(rows) {
+  for (const row of rows) {
+    const place = document.getElementById(row.id);
+    if (place && !place.firstChild) place.replaceWith(row);
+  }
 }
 
 /* A screen reader hears of new text only in an element that was there before. */
@@ -49,9 +60,13 @@ function place(part, element) {
 const awaited = {};
 
 function renew() {
+  let waits = false;
   for (const [id, html] of Object.entries(awaited)) {
     const part = document.getElementById(id);
-    if (part && isSelected(part)) continue;
+    if (part ? isSelected(part) : waits) {
+      waits = true; // and so does a row of a table that waits
+      continue;
+    }
     delete awaited[id];
     if (part) swap(part, html);
   }
