@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mosaic_tasks.cli.options import JsonOption, duration, utf8
+from mosaic_tasks.cli.options import JsonOption, lifetime, utf8
 from mosaic_tasks.cli.output import console, print_json, print_json_line, table
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 keys = typer.Typer(
+    name="keys",
     no_args_is_help=True,
     rich_markup_mode=None,
     help="API keys of the gateway, and its audit log.",
@@ -25,7 +26,7 @@ keys = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", callback=utf8, help="Of a key.")]
 ExpiresOption = Annotated[
     float | None,
-    typer.Option("--expires", metavar="DURATION", parser=duration, help="It is valid for so long: 12h, 90d."),
+    typer.Option("--expires", metavar="DURATION", parser=lifetime, help="It is valid for so long: 12h, 90d."),
 ]
 
 
@@ -56,7 +57,7 @@ def add(
     \b
     Examples:
       mosaic keys add ci --tenant acme --scope submit --scope read --expires 90d
-      export KEY=$(mosaic keys add ci --scope submit --json | jq -r .key)
+      KEY=$(mosaic keys add dashboard --scope read --json | jq -r .key)
     """
     made = _change(
         "key.add", name, lambda ring: ring.add(name, tenant=tenant, scopes=scope, lifetime_s=expires)
@@ -91,7 +92,11 @@ def rotate(
     grace: Annotated[
         float,
         typer.Option(
-            "--grace", metavar="DURATION", parser=duration, help="The old one stays valid for so long."
+            "--grace",
+            metavar="DURATION",
+            parser=lifetime,
+            show_default="1d",
+            help="The old one stays valid for so long.",
         ),
     ] = 86_400.0,
     expires: ExpiresOption = None,
@@ -113,7 +118,12 @@ def rotate(
 
 @keys.command()
 def revoke(name: NameArgument, as_json: JsonOption = False) -> None:
-    """End a key at once, and the sessions that it opened."""
+    """End a key at once, and the sessions that it opened.
+
+    \b
+    Example:
+      mosaic keys revoke ci
+    """
     ended = _change("key.revoke", name, lambda ring: ring.revoke(name))
     if as_json:
         print_json({"name": name, "revoked": ended})
@@ -136,7 +146,7 @@ def audit(
     \b
     Examples:
       mosaic keys audit --last 20
-      mosaic keys audit --follow --json | jq -r 'select(.outcome == "refused")'
+      mosaic keys audit --follow --json | jq --unbuffered 'select(.outcome == "refused")'
     """
     from mosaic_tasks.access.audit import audit_of
     from mosaic_tasks.app import app

@@ -9,7 +9,7 @@ import typer
 
 from mosaic_queues.errors import ConfigurationError, InputError
 from mosaic_tasks.cli.options import JsonOption, utf8
-from mosaic_tasks.cli.output import console, print_json, table, to_json
+from mosaic_tasks.cli.output import console, print_json, shown, table, to_json
 
 if TYPE_CHECKING:
     from mosaic_queues.dead_letters import DeadLetter, DeadLetters
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 dead = typer.Typer(
+    name="dead",
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Show, send again or forget messages that nobody could work on.",
@@ -49,13 +50,19 @@ def list_letters(as_json: JsonOption = False) -> None:
     else:
         rows = table("ID", "AT", "QUEUE", "TASK", "REASON")
         for letter in found:
-            rows.add_row(letter.id, _at(letter), letter.queue, letter.task, letter.reason)
+            rows.add_row(letter.id, _at(letter), letter.queue, *map(shown, (letter.task, letter.reason)))
         console(unknown_width=200).print(rows)
 
 
 @dead.command()
 def show(letter_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Show one with all that is known of it, its message too."""
+    """Show one with all that is known of it, its message too.
+
+    \b
+    Example:
+      ID=$(mosaic dead list --json | jq -r '.[0].id')
+      mosaic dead show $ID
+    """
     letter = _with_letters(lambda letters: letters.get(letter_id))
     if as_json:
         print_json(letter)
@@ -69,11 +76,11 @@ def show(letter_id: IdArgument, as_json: JsonOption = False) -> None:
     }
     for name, value in told.items():
         if value:
-            typer.echo(f"{name + ':':8} {value}")
+            typer.echo(shown(f"{name + ':':8} {value}"))
     if letter.message is not None:
-        typer.echo(f"message: {to_json(letter.message)}")
+        typer.echo(shown(f"message: {to_json(letter.message)}"))
     elif letter.text:
-        typer.echo(f"text:    {letter.text}")
+        typer.echo(shown(f"text:    {letter.text}"))
 
 
 @dead.command()
@@ -84,7 +91,7 @@ def requeue(ids: IdsArgument = None, every: AllOption = False, as_json: JsonOpti
 
     \b
     Examples:
-      mosaic dead requeue 6f1c1b52-9c0f-4a57-9a5e-7f3e7c1f2b11
+      mosaic dead requeue $ID
       mosaic dead requeue --all
     """
 
@@ -107,7 +114,7 @@ def drop(ids: IdsArgument = None, every: AllOption = False, as_json: JsonOption 
 
     \b
     Examples:
-      mosaic dead drop 6f1c1b52-9c0f-4a57-9a5e-7f3e7c1f2b11
+      mosaic dead drop $ID
       mosaic dead drop --all
     """
 

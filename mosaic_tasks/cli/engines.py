@@ -46,7 +46,7 @@ def engines(
       mosaic engines
       mosaic engines --follow
       mosaic engines --json | jq '.[] | {model, running, slots}'
-      mosaic engines --prometheus > /var/lib/node_exporter/mosaic.prom
+      mosaic engines --prometheus > mosaic.prom
     """
     from mosaic_queues.connection import connect, server_urls
     from mosaic_queues.keys import Keys

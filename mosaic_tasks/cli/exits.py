@@ -22,7 +22,7 @@ from mosaic_queues.errors import (
     UnknownRun,
     WaitTimeout,
 )
-from mosaic_tasks.cli.output import print_json
+from mosaic_tasks.cli.output import print_json, shown
 
 
 class ExitCode(IntEnum):
@@ -96,5 +96,6 @@ def _tell(error: Exception, message: str, code: ExitCode, *, debug: bool, as_jso
     if as_json:
         print_json({"error": {"type": type(error).__name__, "message": message}, "exit_code": int(code)})
     else:
-        typer.echo(message if isinstance(error, DefinitionError) else f"mosaic: {message}", err=True)
+        told = message if isinstance(error, DefinitionError) else f"mosaic: {message}"
+        typer.echo(shown(told, stream=sys.stderr), err=True)
     raise typer.Exit(code)

@@ -33,7 +33,7 @@ def import_canvas(
     \b
     Examples:
       mosaic import-canvas proj.canvases:report
-      mosaic import-canvas proj.canvases:report --output report.yaml
+      mosaic import-canvas proj.canvases:report --output imported.yaml
       mosaic import-canvas proj.canvases:report --json    # the workflow as data, and what is not kept
     """
     from mosaic_queues.errors import InputError

@@ -27,6 +27,13 @@ def duration(text: str | float) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+def lifetime(text: str | float) -> float:
+    """Reads how long a key is valid, in seconds; without a unit people mean days, so a bare number is refused."""
+    if isinstance(text, str) and text.replace(".", "", 1).isdecimal() and float(text):
+        raise typer.BadParameter(f"{text!r} has no unit; write {text}d for days, {text}h for hours")
+    return duration(text)
+
+
 def dollars(text: str | float) -> float:
     """Reads an amount of US dollars."""
     try:

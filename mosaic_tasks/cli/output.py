@@ -24,20 +24,27 @@ def to_json(document: Any, *, indent: int = 2) -> str:
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
 
 
+def shown(text: str, *, stream: TextIO | None = None) -> str:
+    """The text for stdout, or another stream: a terminal gets nothing to obey, files and pipes get it as it is."""
+    from mosaic_queues.texts import visible
+
+    return visible(text) if (stream or sys.stdout).isatty() else text
+
+
 def print_json(document: Any) -> None:
     """Prints one JSON document: for a terminal on several lines, for everybody else on one."""
-    typer.echo(to_json(document, indent=2 if sys.stdout.isatty() else 0))
+    typer.echo(shown(to_json(document, indent=2 if sys.stdout.isatty() else 0)))
 
 
 def print_json_line(document: Any, *, stream: TextIO | None = None) -> None:
     """Prints one line of JSON, at once, for readers that follow; on stdout unless told otherwise."""
-    typer.echo(to_json(document, indent=0), file=stream)
+    typer.echo(shown(to_json(document, indent=0), stream=stream), file=stream)
     (stream or sys.stdout).flush()
 
 
 def print_value(value: Any) -> None:
     """Prints a run's output: text as it is, everything else as JSON, and a newline where it ends without one."""
-    text = value if isinstance(value, str) else to_json(value)
+    text = shown(value if isinstance(value, str) else to_json(value))
     typer.echo(text, nl=not text.endswith("\n"))
 
 

@@ -40,8 +40,8 @@ def rerun(
 
     \b
     Examples:
-      mosaic rerun 0193d5c8-... --node summary
-      mosaic rerun 0193d5c8-... --node commits --no-wait --json
+      mosaic rerun $RUN --node summary
+      mosaic rerun $RUN --node commits --no-wait --json
     """
     from mosaic_tasks.client import get_run
 

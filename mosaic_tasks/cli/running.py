@@ -109,7 +109,7 @@ def run(
     Examples:
       mosaic run report.yaml --input repo=. --input since='7 days ago'
       mosaic run report.yaml -i tickets=@tickets.json --output report.md
-      mosaic run report.yaml --no-wait --key monday       # prints the run's id
+      RUN=$(mosaic run report.yaml --no-wait --key monday)    # its id, which other commands take
       mosaic run report.yaml --json | jq .output
       mosaic run report.yaml --objective cost --budget 0.50 --deadline 10m
     """
@@ -214,8 +214,8 @@ def result(
 
     \b
     Examples:
-      mosaic result 0193d5c8-...
-      mosaic result 0193d5c8-... --wait --timeout 60
+      mosaic result $RUN
+      mosaic result $RUN --wait --timeout 60
     """
     from mosaic_tasks.client import get_run
 
@@ -283,7 +283,7 @@ def cancel(
 
     \b
     Example:
-      mosaic cancel 0193d5c8-... --reason "wrong repository"
+      mosaic cancel $RUN --reason "wrong repository"
     """
     from mosaic_tasks.client import get_run
 

@@ -26,6 +26,7 @@ _SHOWN_TICKS = 5
 _SHOWN_RUNS = 10
 
 schedule = typer.Typer(
+    name="schedule",
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Start runs by the clock: add, list, show, run, pause, resume or remove schedules. A beat starts them: "
@@ -278,21 +279,36 @@ def run(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @schedule.command()
 def pause(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Have a schedule start nothing until it is resumed."""
+    """Have a schedule start nothing until it is resumed.
+
+    \b
+    Example:
+      mosaic schedule pause monday
+    """
     done = _with_schedules(lambda stored, _: stored.pause(name))
     _tell(name, "paused", done, "is paused" if done else "was paused already", as_json=as_json)
 
 
 @schedule.command()
 def resume(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Have a paused schedule go on, with the ticks from now on: those of the pause are left out."""
+    """Have a paused schedule go on, with the ticks from now on: those of the pause are left out.
+
+    \b
+    Example:
+      mosaic schedule resume monday
+    """
     done = _with_schedules(lambda stored, _: stored.resume(name))
     _tell(name, "resumed", done, "goes on" if done else "was not paused", as_json=as_json)
 
 
 @schedule.command()
 def remove(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Remove a schedule. Runs that it started go on."""
+    """Remove a schedule. Runs that it started go on.
+
+    \b
+    Example:
+      mosaic schedule remove monday
+    """
     _with_schedules(lambda stored, _: stored.remove(name))
     _tell(name, "removed", True, "is removed", as_json=as_json)
 

@@ -45,8 +45,8 @@ def score(
 
     \b
     Examples:
-      mosaic score 0193d5c8-... answer 1
-      mosaic score 0193d5c8-... answer 0 --answer 18 --history history.jsonl
+      mosaic score $RUN answer 1
+      mosaic score $RUN answer 0 --answer 18 --history history.jsonl
     """
     from mosaic_tasks.client import get_run
 

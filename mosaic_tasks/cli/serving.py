@@ -45,9 +45,9 @@ def serve(
 
     \b
     Examples:
-      mosaic serve examples
-      mosaic serve report.yaml quiz.yaml --port 8080
+      mosaic serve examples/quiz --port 8000
       curl http://127.0.0.1:8000/v1/workflows
+      mosaic serve report.yaml quiz.yaml --port 0 --json
     """
     from mosaic_tasks.access.extra import needs_gateway
 

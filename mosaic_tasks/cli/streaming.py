@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosaic_tasks.cli.options import RunArgument, TimeoutOption, utf8
-from mosaic_tasks.cli.output import print_json_line
+from mosaic_tasks.cli.output import print_json_line, shown
 from mosaic_tasks.cli.running import bad_end
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def stream(
 
     \b
     Examples:
-      mosaic stream 0193d5c8-...
-      mosaic stream 0193d5c8-... sections --json
-      mosaic stream 0193d5c8-... --timeout 60
+      mosaic stream $RUN
+      mosaic stream $RUN sections --json
+      mosaic stream $RUN --timeout 60
     """
     from mosaic_tasks.client import get_run
 
@@ -60,7 +60,7 @@ def stream(
 def _print(event: StreamEvent) -> None:
     match event.kind:
         case "text":
-            sys.stdout.write(event.value)
+            sys.stdout.write(shown(event.value))
             sys.stdout.flush()
         case "items":
             for item in event.value:

@@ -50,7 +50,7 @@ def status(
     Examples:
       mosaic status
       mosaic status --status running
-      mosaic status 0193d5c8-... --json
+      mosaic status $RUN --json
     """
     from mosaic_tasks.client import get_run, list_runs
 
@@ -141,8 +141,8 @@ def events(
 
     \b
     Examples:
-      mosaic events 0193d5c8-...
-      mosaic events 0193d5c8-... --follow --json
+      mosaic events $RUN
+      mosaic events $RUN --follow --json
     """
     from mosaic_tasks.client import get_run
     from mosaic_tasks.inspection.progress import nodes_of
@@ -186,8 +186,8 @@ def explain(
 
     \b
     Examples:
-      mosaic explain 0193d5c8-...
-      mosaic explain 0193d5c8-... --node answer
+      mosaic explain $RUN
+      mosaic explain $RUN --node summary
     """
     from mosaic_tasks.client import get_run
 
@@ -250,8 +250,8 @@ def timeline(
 
     \b
     Examples:
-      mosaic timeline 0193d5c8-...
-      mosaic timeline 0193d5c8-... --svg run.svg
+      mosaic timeline $RUN
+      mosaic timeline $RUN --svg run.svg
     """
     from mosaic_tasks.client import get_run
     from mosaic_tasks.inspection.timeline import draw_svg, draw_text

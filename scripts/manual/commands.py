@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from manual.words import page, prose, table
@@ -16,7 +17,15 @@ def cli_page() -> str:
     from mosaic_tasks.cli import application
 
     command = typer.main.get_command(application)
-    return page("Command line", "`mosaic`, and each of its commands.", *_commands(command, "mosaic", depth=1))
+    about = "`mosaic`, and each of its commands."
+    return page("Command line", about, _contents(command), *_commands(command, "mosaic", depth=1))
+
+
+def _contents(command: Any) -> str:
+    """The commands by what they are for."""
+    panels = groupby(command.commands.items(), key=lambda item: item[1].rich_help_panel)
+    links = ((panel, ", ".join(f"[{name}](#mosaic-{name})" for name, _ in below)) for panel, below in panels)
+    return table(("for", "commands"), links)
 
 
 def _commands(command: Any, name: str, *, depth: int) -> Iterator[str]:
@@ -36,11 +45,11 @@ def _commands(command: Any, name: str, *, depth: int) -> Iterator[str]:
 
 
 def _help(text: str) -> Iterator[str]:
-    """The paragraphs of a help; examples as commands that tests check."""
+    """The paragraphs of a help; examples as commands that a test runs."""
     for paragraph in text.split("\n\n"):
         if not paragraph.startswith("\b"):
             yield prose(paragraph)
             continue
         title, _, block = paragraph.removeprefix("\b\n").partition("\n")
-        language = "sh elsewhere" if title.startswith(("Example", "A first run")) else "text"
+        language = "sh examples" if title.startswith(("Example", "A first run")) else "text"
         yield f"{title}\n\n```{language}\n{textwrap.dedent(block)}\n```"

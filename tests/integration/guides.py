@@ -3,8 +3,10 @@
 What a fenced block is, its first line says:
 
     ```sh              commands, run as they stand; variables last to the end of the page
-    ```sh background   one command that goes on (a worker, a server); what follows waits until it is ready
-    ```sh elsewhere    needs what tests have not (Docker, a cluster, a GPU); checked for syntax and unknown options
+    ```sh background   commands that go on (a worker, a server), one a line; what follows waits until they are ready
+    ```sh examples     of a help text; `test_cli_examples.py` runs them, line by line
+    ```sh elsewhere    needs what tests have not (a cluster, a GPU): `test_guides.py` lists these, each with the reason;
+                       checked for syntax and unknown options
     ```python, ```yaml, ```json, ...   with `# NAME` in its first line the file NAME; else an excerpt
     ```console, ```text                a transcript
 
@@ -71,7 +73,7 @@ class Guide:
     def __init__(self, page: Path, *, environment: Mapping[str, str], directory: Path, client: Redis) -> None:
         self._blocks = blocks_of(page)
         self._directory, self._client = directory, client
-        self._ports = {port: str(_free_port()) for port in PORTS}
+        self._ports = free_ports()
         paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = {**os.environ, **environment, "PATH": os.pathsep.join(paths), "NO_COLOR": "1"}
         self._environment |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(directory)}
@@ -83,19 +85,17 @@ class Guide:
         """
         printed: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
-            shell = stack.enter_context(_Shell.opened(self._directory, self._environment))
+            shell = stack.enter_context(Shell.opened(self._directory, self._environment))
             for block in self._blocks:
-                text = self._with_ports(block.text)
+                text = with_ports(block.text, self._ports)
                 if block.file is not None:
                     self._write(block.file, text)
                 elif block.language == "sh" and block.mark == "background":
-                    stack.enter_context(self._running(text))
+                    for command in lines_of(text):
+                        stack.enter_context(self._running(command))
                 elif block.language == "sh" and not block.mark:
                     printed[block.text] = shell.run(text)
         return printed
-
-    def _with_ports(self, text: str) -> str:
-        return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda found: self._ports[found[1]], text)
 
     def _write(self, name: str, text: str) -> None:
         path = self._directory / name
@@ -108,12 +108,12 @@ class Guide:
         before = self._workers()
         with key_events(self._client, "z") as events:
             words = ["bash", "-c", f"exec env {command}"]
-            process = Worker(command.strip(), words, environment=self._environment, cwd=self._directory)
+            process = Worker(command, words, environment=self._environment, cwd=self._directory)
             try:
-                if " worker" in command:
+                if re.search(r"(?:mosaic|mosaic_tasks\.app) worker", command):
                     if not any(key.endswith(":holders") and self._workers() != before for _, key in events):
                         pytest.fail(
-                            f"{command}the worker did not announce itself; it printed:\n{process.log}"
+                            f"{command}: the worker did not announce itself; it printed:\n{process.log}"
                         )
                 else:
                     process.wait_said(_said_when_ready(command), READY_S)
@@ -127,12 +127,17 @@ class Guide:
 
 
 def _said_when_ready(command: str) -> str:
-    if " beat" in command:
-        return "beat: Starting"
-    return "Visit me at" if " flower" in command else "http://"
+    told = {" beat": "beat: Starting", " flower": "Visit me at", " worker": " ready."}
+    return next((words for name, words in told.items() if name in command), "http://")
 
 
-class _Shell:
+def lines_of(block: str) -> list[str]:
+    """The commands of a block that has one a line, without comments."""
+    lines = (re.sub(r"(^|  )# .*$", "", line).rstrip() for line in block.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line]
+
+
+class Shell:
     """A bash that runs block after block, and ends at the first command that fails."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -140,7 +145,7 @@ class _Shell:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, directory: Path, environment: Mapping[str, str]) -> Iterator[_Shell]:
+    def opened(cls, directory: Path, environment: Mapping[str, str]) -> Iterator[Shell]:
         """One that is gone after the block."""
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail"],
@@ -182,10 +187,16 @@ class _Shell:
         )
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports() -> dict[str, str]:
+    """A free port for each that pages name."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        return {port: str(each.getsockname()[1]) for port, each in zip(PORTS, listeners, strict=True)}
+
+
+def with_ports(text: str, ports: Mapping[str, str]) -> str:
+    """A text of a page with ports that are free."""
+    return re.sub(rf"\b({'|'.join(ports)})\b", lambda found: ports[found[1]], text)
 
 
 def mosaic_lines(block: str) -> list[list[str]]:

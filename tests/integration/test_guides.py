@@ -17,12 +17,19 @@ import yaml
 from redis import Redis
 
 from mosaic_tasks.cli import application
-from tests.integration.guides import ROOT, Block, Guide, blocks_of, mosaic_lines
+from tests.integration.elsewhere import COMMANDS
+from tests.integration.guides import ROOT, Block, Guide, blocks_of, lines_of, mosaic_lines
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/README.md")])
 FOLLOWED = [page for page in PAGES if any(b.language == "sh" and not b.mark for b in blocks_of(page))]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 ALL = [*PAGES, *REFERENCE, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+RUN_BY_OTHERS = {
+    "docs/adopting.md": {f"python name={name}" for name in ("backend", "install", "submit", "send")},
+    "docs/deployment.md": {"py entry", "py module"},
+    "docs/reference/cli.md": {"sh examples"},
+}
+"""Kinds of blocks that test_import_canvas_guide.py, test_deployed_beat.py and test_cli_examples.py run."""
 
 
 def name_of(page: Path) -> str:
@@ -39,11 +46,14 @@ SECURITY = ROOT / "docs" / "security.md"
     "page",
     [pytest.param(page, marks=KEEPS_KEYS if page == SECURITY else (), id=name_of(page)) for page in FOLLOWED],
 )
-def test_its_commands_work_in_order(page: Path, redis_url: str, redis_client: Redis, tmp_path: Path) -> None:
+def test_its_commands_work_in_order(
+    page: Path, redis_url: str, broker_url: str, redis_client: Redis, tmp_path: Path
+) -> None:
     for each in ("docker", "examples", "queues", "routing"):  # pages write into them
         copytree(ROOT / each, tmp_path / each, ignore=ignore_patterns("__pycache__"))
     committed(tmp_path)
     environment = {"MOSAIC_REDIS_URL": redis_url, "MOSAIC_HOME": str(tmp_path / ".mosaic")}
+    environment |= {"BROKER": broker_url, "BACKEND": broker_url}  # of apps that pages have beside ours
     guide = Guide(page, environment=environment, directory=tmp_path, client=redis_client)
     assert guide.follow()
 
@@ -61,10 +71,31 @@ def test_no_command_hides_from_the_tests(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     words = "mosaic|celery|curl|make|docker|helm|kubectl|pip|python|export|redis-cli|honcho"
     assert re.findall(rf"^(?:    |\t)(?:\$ )?(?:{words}) .*$", text, re.MULTILINE) == []
-    kinds = {
-        (block.language, block.mark) for block in blocks_of(page) if block.language in ("sh", "bash", "shell")
+    kinds = {kind for kind in kinds_of(page) if re.match("sh|bash|shell|console|py", kind)}
+    run_by_guides = {"sh", "sh background", "sh elsewhere", "python"}
+    assert kinds - run_by_guides == RUN_BY_OTHERS.get(name_of(page), set())
+
+
+def kinds_of(page: Path) -> set[str]:
+    return {kind for kind in re.findall(r"^```(.*)$", page.read_text("utf-8"), re.MULTILINE) if kind}
+
+
+def test_what_no_test_runs_is_known_with_its_reason() -> None:
+    elsewhere, examples = lines_with("elsewhere"), lines_with("examples")
+    assert elsewhere <= COMMANDS.keys() <= elsewhere | examples
+
+
+def lines_with(mark: str) -> set[str]:
+    found = (block for page in ALL for block in blocks_of(page) if block.mark == mark)
+    return {line for block in found for line in lines_of(block.text)}
+
+
+def test_each_excerpt_of_python_stands_where_it_is_run() -> None:
+    """Named ones are files, which their page runs; `test_docs.py` runs all of docs/*.md."""
+    excerpts = {
+        page for page in ALL for block in blocks_of(page) if block.language == "python" and not block.file
     }
-    assert kinds <= {("sh", ""), ("sh", "background"), ("sh", "elsewhere")}
+    assert {page.parent for page in excerpts} == {ROOT / "docs"}
 
 
 @pytest.mark.parametrize("page", ALL, ids=name_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,8 +78,13 @@ def test_the_help_of_each_command_shows_an_example_and_json(command: str) -> Non
     assert "--json" in text
 
 
-def test_no_argument_shows_help() -> None:
-    assert "Commands:" in mosaic().output
+def test_no_argument_shows_help_with_all_commands_by_what_they_are_for() -> None:
+    text = mosaic().output.partition("\nOptions:")[2]
+    panels = re.findall(r"^(\w.*):\n((?:  .*\n?)+)", text, re.MULTILINE)
+    shown = {title: re.findall(r"^  ([\w-]+) ", below, re.MULTILINE) for title, below in panels}
+    group: Any = typer.main.get_command(application)
+    assert sorted(name for names in shown.values() for name in names) == sorted(group.commands)
+    assert shown["Watching"] == ["status", "events", "explain", "timeline"]
 
 
 def test_version_is_printed() -> None:
