@@ -29,6 +29,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from tests.forking import end_templates, template_pids
 from tests.services import SESSION_VARIABLE, session_name
 
 Kind = Literal["processes", "threads", "files", "keys"]
@@ -54,11 +55,20 @@ class Snapshot:
     def take(cls) -> Snapshot:
         """Look around. Only direct children: whoever owns a child owns what that one starts."""
         return cls(
-            processes=frozenset(psutil.Process().children()),
+            processes=frozenset(_children()),
             threads=frozenset(threading.enumerate()),
             directory=os.getcwd(),
             files=frozenset(os.listdir()) - _CACHES - {_DEMO},
         )
+
+
+def _children() -> Iterator[psutil.Process]:
+    """Our processes, and what the templates forked for us; what ended is nobody's."""
+    for child in psutil.Process().children():
+        if child.pid not in template_pids():
+            yield child
+        else:
+            yield from (each for each in child.children() if each.status() != psutil.STATUS_ZOMBIE)
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +159,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Looks for what outlived the session, stops such processes, and fails the session."""
+    end_templates()
     if _shares_tests(session.config):
         return
     strays = [f"process {text}" for text in _end_strays(session.config)]

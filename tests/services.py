@@ -29,6 +29,7 @@ from redis.retry import Retry
 from mosaic_queues.connection import ServerUrls, urls_of
 from mosaic_queues.errors import ServerStartError
 from mosaic_queues.server import server_binary
+from tests.forking import forked
 
 READY_S = 30.0
 STOP_S = 15.0
@@ -165,7 +166,7 @@ class Worker:
         self._consumes = False
         self._settled = threading.Event()
         self._printed = threading.Condition()
-        self._process = subprocess.Popen(
+        self._process = forked(command, environment=environment, cwd=cwd) or subprocess.Popen(
             command,
             env=environment,
             cwd=cwd,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ import structlog
 from celery import Celery, bootsteps
 from celery.signals import worker_process_shutdown
 
+from mosaic_queues.blocking_pop import end_blocking_pop
 from mosaic_queues.broker import ANY, oldest_message, see_all_levels
 from mosaic_queues.errors import ConfigurationError, UnknownRun
 from mosaic_queues.objects import expire_objects
@@ -65,6 +67,8 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         refuse_unhosted(facts.queues, parent.app)
         refuse_topology()
         set_worker_facts(facts)
+        # What is loaded stays: no collection walks over it, nor does the end, and forked processes share its memory.
+        gc.freeze()
 
     def start(self, parent: Any) -> None:
         """After the pool started, so that no thread of ours is forked."""
@@ -98,8 +102,8 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
 
 
 class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
-    """Has the worker's consumer acknowledge with one Redis client, and look into all levels of priority, where the
-    broker is one."""
+    """Has the worker's consumer acknowledge with one Redis client, look into all levels of priority, and end without
+    waiting for more, where the broker is one."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -107,6 +111,11 @@ class LeanConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore
         """Whenever there is a new connection."""
         keep_client(consumer.task_consumer.channel)
         see_all_levels(consumer.task_consumer.channel)
+
+    def shutdown(self, consumer: Any) -> None:
+        """Before the connection closes: a worker that has nothing to do ends at once."""
+        if consumer.task_consumer is not None:
+            end_blocking_pop(consumer.task_consumer.channel)
 
 
 def refuse_unhosted(queues: Sequence[str], app: Celery) -> None:

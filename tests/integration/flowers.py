@@ -148,15 +148,19 @@ class Flower:
 
         return self.await_that(known, complete, f"it knows {names}")
 
-    def await_ears(self) -> None:
-        """Until it hears events: its pages come first, and what is told before is lost."""
-        with app.events.default_dispatcher(hostname="somebody") as speaker:
+    def await_ears(self, speaks: str = "somebody") -> None:
+        """Until it hears events: its pages come first, and what is told before is lost.
+
+        Args:
+            speaks: whom it has not heard yet.
+        """
+        with app.events.default_dispatcher(hostname=speaks) as speaker:
 
             def heard() -> dict[str, bool]:
                 speaker.send("worker-heartbeat", freq=60)
                 return dict(self.ask("/api/workers", status="1").json())
 
-            self.await_that(heard, lambda found: "somebody" in found, "it hears events")
+            self.await_that(heard, lambda found: speaks in found, "it hears events")
 
     def await_that(self, look: Callable[[], T], holds: Callable[[T], bool], what: str) -> T:
         """Looks until something holds: Flower tells nobody when it has heard an event."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx2
 import pytest
 
+from tests.forking import forked
 from tests.services import READY_S, STOP_S
 
 
@@ -53,7 +54,9 @@ class GatewayProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
         with log.open("ab") as errors:
-            self._process = subprocess.Popen(
+            self._process = forked(
+                command, environment=environment, cwd=Path.cwd(), stderr=errors.fileno()
+            ) or subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
         self.pid = self._process.pid
@@ -62,7 +65,7 @@ class GatewayProcess:
     def _read_url(self) -> str:
         assert self._process.stdout is not None
         is_there = select.select([self._process.stdout], [], [], READY_S)[0]
-        line = self._process.stdout.readline() if is_there else b""
+        line = self._process.stdout.readline() if is_there else ""
         told = json.loads(line) if line else {}
         if "url" not in told:
             self.kill()

@@ -22,7 +22,11 @@ from redis import Redis
 from tests.integration.chord_app import client_of, happened
 from tests.services import Pool, ServerForTests, Worker, Workers
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # Celery stores results so; here too, where headers are done before the chord is sealed.
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
+]
 
 WAIT_S = 20.0
 LIMITS = {"MOSAIC_LIVENESS_S": "1.2", "MOSAIC_SWEEP_S": "0.2", "MOSAIC_OUTBOX_GRACE_S": "0.6"}

@@ -13,7 +13,11 @@ from celery.exceptions import ChordError
 from tests.integration.chord_app import client_of, happened
 from tests.services import ServerForTests, Workers
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # Celery stores results so; here too, where headers are done before the chord is sealed.
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
+]
 
 WAIT_S = 15.0
 Canvas = Callable[[Celery], Any]

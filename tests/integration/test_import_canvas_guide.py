@@ -90,7 +90,7 @@ def test_joined_imported_and_submitted_from_elsewhere(
     cli = ("-m", "mosaic_tasks.cli")
     (tmp_path / "rows.yaml").write_text(block("yaml"), "utf-8")
     assert run(tmp_path, environment, *cli, "run", "rows.yaml").strip() == "2"
-    for line in block("sh elsewhere").splitlines():
+    for line in block("sh").splitlines():
         program, *words = line.split()
         assert program == "mosaic"
         run(tmp_path, environment, *cli, *words)
