@@ -110,7 +110,7 @@ def opening_of(
     terms: Terms = Terms(),  # noqa: B008
     webhook: str | None = None,
 ) -> Opening:
-    """Checks and compiles a workflow; asks no server.
+    """Checks and compiles a workflow; asks no server, and where there is a webhook the resolver of names.
 
     Raises:
         ConfigurationError: the router is to place calls, and the model pool cannot be read; or `MOSAIC_WEBHOOK_ALLOW`
@@ -168,8 +168,8 @@ def open_run(
         found = process.ledger.run_for_key(plan.tenant, key, asked, keep_s=_kept_s(process))
         run_id = _same(key, found, asked)
     packed = _pack_inputs(process, run_id, inputs)
-    if webhook is not None:
-        process.webhooks.register(run_id, webhook)
+    if webhook is not None and process.ledger.statuses([run_id]) == [None]:
+        process.webhooks.register(run_id, webhook)  # that of a run that is there was, and may be told by now
     data = plan.encode()
     return Submitted(run_id, _open(process, run_id, PreparedPlan(plan_hash(data), plan), data, packed))
 

@@ -90,7 +90,7 @@ def listening(host: str, port: int, read: Callable[[], Figures]) -> ThreadingHTT
         typer.BadParameter: the address cannot be had.
     """
 
-    from mosaic_tasks.observability.sharing import Shared
+    from mosaic_tasks.observability.once import Shared
 
     figures = Shared(read)
 

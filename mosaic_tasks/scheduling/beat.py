@@ -152,6 +152,9 @@ class Scheduler(RedBeatScheduler):
 def _undisturbed() -> Iterator[None]:
     """Has signals that end the process wait, though not for a server that is frozen. Celery's handler closes
     connections in the middle of their use, which may then raise something else than the end that it asks for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a beat inside somebody's process, whose signals are its own affair
+        return
     asked, last = list[int](), _last_moment()
 
     def note(number: int, _frame: object) -> None:

@@ -48,10 +48,12 @@ class PendingWebhooks:
         return server_ms(self._client)
 
     def register(self, run_id: str, url: str) -> None:
-        """Notes it; a second time changes nothing."""
+        """Notes it, for a run that is about to be opened. A second time changes the URL alone: who noted the first may
+        have died, and the schedule have got another."""
         now_ms = server_ms(self._client)
         with self._client.pipeline() as pipe:
-            for field, value in {"url": url, "since_ms": str(now_ms), "tries": "0"}.items():
+            pipe.hset(self._prefix + run_id, "url", url)
+            for field, value in {"since_ms": str(now_ms), "tries": "0"}.items():
                 pipe.hsetnx(self._prefix + run_id, field, value)
             pipe.expire(self._prefix + run_id, self._keep_s)
             pipe.zadd(self._due, {run_id: now_ms}, nx=True)

@@ -1,4 +1,6 @@
-"""The app, in a worker that dies right before or right after it notes a dead letter; and one task of a user's own."""
+"""The app, in a worker that dies right before or right after it notes a dead letter, or never, and that looks soon for
+what others left; and one task of a user's own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 from mosaic_queues.dead_letters import DeadLetters
 from mosaic_tasks.app import app
 
-app.conf.broker_transport_options = {**app.conf.broker_transport_options, "visibility_timeout": 1}
+QUICK_RESTORE = {"visibility_timeout": 1, "unacked_restore_interval": 0.2, "unacked_restore_throttle": 1}
+"""By itself kombu looks at the start, which may be too early, and then after 100 s."""
 _bury = DeadLetters.bury
 
 
@@ -30,4 +33,6 @@ def _die_after(letters: DeadLetters, *arguments: Any, **options: Any) -> bool:
 
 
 if (when := os.environ.get("TEST_DIES")) is not None:
-    DeadLetters.bury = {"before": _die_before, "after": _die_after}[when]  # type: ignore[method-assign]
+    app.conf.broker_transport_options = {**app.conf.broker_transport_options, **QUICK_RESTORE}
+    buries: dict[str, Any] = {"before": _die_before, "after": _die_after, "never": _bury}
+    DeadLetters.bury = buries[when]  # type: ignore[method-assign]

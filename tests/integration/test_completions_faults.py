@@ -38,8 +38,9 @@ QUEUES = ["mosaic.cpu", "mosaic.api.replay"]
 
 
 @pytest.fixture
-def worker(mosaic_process: Settings, workers: Workers) -> Worker:
-    return workers.start("mosaic_tasks.app", QUEUES, pool="async", concurrency=32).wait_ready()
+def worker(mosaic_process: Settings, workers: Workers, redis_client: Redis) -> Iterator[Worker]:
+    yield workers.start("mosaic_tasks.app", QUEUES, pool="async", concurrency=32).wait_ready()
+    open_gate(redis_client, "more", times=8)  # a worker ends once its calls have
 
 
 @contextlib.contextmanager

@@ -163,7 +163,9 @@ def test_a_worker_that_dies_around_it_loses_nothing_and_notes_nothing_twice(
     assert len(listed()) == is_noted
     assert redis_client.hlen("unacked") == (not is_noted)
     with noting(redis_client, 0 if is_noted else 1) as noted:
-        workers.start("tests.integration.burying_app", [QUEUE], pool=pool).wait_ready()
+        workers.start(
+            "tests.integration.burying_app", [QUEUE], pool=pool, env={"TEST_DIES": "never"}
+        ).wait_ready()
         [letter] = noted()
     assert (letter.id, letter.task) == (broken["properties"]["delivery_tag"], "mosaic.tidy")
     assert letter.message is not None

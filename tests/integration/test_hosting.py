@@ -174,6 +174,7 @@ def test_a_coroutine_that_will_not_end_is_left_behind(hosts: Hosts) -> None:
     endless.cancel()
     worker.wait_said("is over, or somebody else's")
     hosts.await_free(worker)
+    worker.kill()  # it would wait for them as it ends
 
 
 def test_a_call_that_blocks_the_loop_costs_its_process(hosts: Hosts) -> None:

@@ -263,14 +263,16 @@ def test_a_key_whose_run_is_gone_asks_for_a_share(shares: Callable[..., None], r
     assert open_runs(redis_client) == [again.run_id]
 
 
-def test_a_repeat_tells_no_webhook_again(shares: Callable[..., None]) -> None:
+@pytest.mark.parametrize("through", ["gateway", "client"])
+def test_a_repeat_tells_no_webhook_again(shares: Callable[..., None], through: str) -> None:
     shares(open_runs=1)
     opening = opening_for("k")._replace(webhook="https://198.41.0.4/hook")
-    run_id = starter().start(opening).run_id
+    start = {"gateway": lambda: starter().start(opening), "client": opening.open}[through]
+    run_id = start().run_id
     webhooks = process_for(app).webhooks
     assert webhooks.read(run_id) is not None
     webhooks.drop(run_id)  # it is told
-    assert starter().start(opening).run_id == run_id
+    assert start().run_id == run_id
     assert webhooks.read(run_id) is None
 
 

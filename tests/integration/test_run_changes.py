@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_queues.changes import RunChange, changes_of
-from mosaic_queues.following import close_hub
+from mosaic_queues.following import Found, close_hub
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.streams import ENTRIES_READ
 from mosaic_queues.transitions import Done, JoinStep
@@ -213,6 +214,28 @@ def test_a_thousand_lists_are_looked_at_once_and_cost_the_server_nothing_in_sile
             async with asyncio.timeout(READY_S):
                 assert {b'{"runs":"2"}' in each for each in await asyncio.gather(*waiting)} == {True}
             assert looks - seen <= 2
+
+    running(main)
+
+
+def test_news_that_are_taken_as_somebody_stops_waiting_come_the_next_time(ledger: Ledger) -> None:
+    async def main() -> None:
+        taken, goes_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def hear(_: Found) -> None:
+            loop.call_soon_threadsafe(taken.set)
+            assert goes_on.wait(READY_S)
+
+        async with Bell(ledger, [STREAM], hear=hear) as bell:
+            waiting = asyncio.create_task(bell.news())
+            await asyncio.to_thread(submit, FLOW)
+            await asyncio.wait_for(taken.wait(), READY_S)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            goes_on.set()
+            await asyncio.wait_for(bell.news(), READY_S)
 
     running(main)
 

@@ -304,7 +304,7 @@ def test_the_same_run_is_noted_once(mosaic_process: Settings, redis_client: Redi
     pending.register("r", "https://example.org/other")
     found = pending.read("r")
     assert found is not None
-    assert (found.url, found.tries, pending.due(most=9)) == ("https://example.org/", 3, [])
+    assert (found.url, found.tries, pending.due(most=9)) == ("https://example.org/other", 3, [])
     redis_client.delete("mosaic:webhook:r")
     redis_client.zadd("mosaic:webhooks", {"r": 0})
     sweeper().sweep()

@@ -31,7 +31,7 @@ from mosaic_tasks.cli.probing import not_ready
 from mosaic_tasks.observability import figures
 from mosaic_tasks.observability.exposition import exposition
 from mosaic_tasks.observability.gathering import Figures, queues_of, served, together
-from mosaic_tasks.observability.sharing import Shared
+from mosaic_tasks.observability.once import Shared
 from mosaic_tasks.observability.tracing import Tracer
 
 HOSTING = ("mosaic.gpu.m", "mosaic.l4.m", "mosaic.direct.w@h")

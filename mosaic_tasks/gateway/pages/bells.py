@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,7 +30,8 @@ class Bell:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(event.set)
 
-        self._event, self._ring = event, ring
+        self._event, self._ring, self._has_news = event, ring, False
+        self._turn = threading.Lock()
         self._following: Following | None = None
 
     async def __aenter__(self) -> Self:
@@ -51,17 +53,18 @@ class Bell:
         """
         while True:
             self._event.clear()
-            if await asyncio.to_thread(self._take):
+            await asyncio.to_thread(self._take)
+            if self._has_news:
+                self._has_news = False
                 return
             await self._event.wait()
 
-    def _take(self) -> bool:
-        """Takes all that came; whether something did."""
-        is_news = False
-        while self._following is not None and (found := self._following.take()):
-            self._hear(found)
-            is_news = True
-        return is_news
+    def _take(self) -> None:
+        """Takes all that came. Whoever stops waiting for it meanwhile is told the next time."""
+        with self._turn:  # of a thread that goes on though nobody waits for it any more
+            while self._following is not None and (found := self._following.take()):
+                self._hear(found)
+                self._has_news = True
 
     async def __aexit__(self, *_error: object) -> None:
         if self._following is not None:
