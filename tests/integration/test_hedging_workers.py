@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -310,6 +311,24 @@ def test_what_was_asked_twice_is_no_load_once_its_run_is_over(
     assert [active for active, _ in site.loads()] == [1, 1]
     run.cancel()
     release_sent(process_for(app), run.id)
+    assert site.loads() == ((0, 0), (0, 0))
+
+
+@pytest.mark.usefixtures("announced")
+def test_what_ends_as_soon_as_it_is_asked_twice_is_no_load(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = process_for(app)
+    hedge = process.ledger.hedge
+
+    def ended_at_once(run_id: str, *args: Any, **options: Any) -> bool:
+        is_there = hedge(run_id, *args, **options)
+        Run(run_id, process).cancel()
+        release_sent(process, run_id)
+        return is_there
+
+    monkeypatch.setattr(process.ledger, "hedge", ended_at_once)
+    hedged_here(site, monkeypatch)
     assert site.loads() == ((0, 0), (0, 0))
 
 

@@ -207,10 +207,12 @@ class Dispatcher:
         self, run_id: str, plan: PreparedPlan, straggler: Straggler, shadow: Route, sent: Sent
     ) -> None:
         claim, decision, guards = straggler.claim, sent.decision, self._process.guards
-        if not self._process.ledger.hedge(run_id, claim, shadow, holder=straggler.holder):
-            return
-        self._process.publish_placed(run_id, plan, {sent.level: [(shadow.queue, [shadow.call])]})
+        # Before it is there: from then on the call may end, and whoever ends it gives the load of both back.
         count_at(decision.target, guards, run_id, shadow.call, fence=claim.fence, decision=decision)
+        if self._process.ledger.hedge(run_id, claim, shadow, holder=straggler.holder):
+            self._process.publish_placed(run_id, plan, {sent.level: [(shadow.queue, [shadow.call])]})
+        else:
+            guards.release(lease_of(run_id, shadow.call, claim.fence))
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
