@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mosaic_queues.collector import spare_collector
 from mosaic_tasks.cli import (
     access,
     batching,
@@ -137,23 +136,12 @@ for _group in (scheduling.schedule, access.keys, dead.dead):
     application.add_typer(_group, rich_help_panel="Schedules, keys, dead letters")
 
 
-_COLLECTED_AT = 20_000
-"""Objects more than there were at the last collection."""
-
-
 def main() -> None:
     """The `mosaic` command. Tools are found in the current directory, after everything that is installed."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    _spare_collector()
+    spare_collector()
     application()
-
-
-def _spare_collector() -> None:
-    """What a command loads stays until it ends: looking through it for garbage, and once more at the end, would take
-    a third of the time of a short command."""
-    gc.set_threshold(_COLLECTED_AT)
-    atexit.register(gc.freeze)
 
 
 __all__ = ["application", "main"]

@@ -47,6 +47,7 @@ def metrics(
       curl http://127.0.0.1:9464/metrics
       curl http://127.0.0.1:9464/work/cpu
     """
+    from mosaic_queues.collector import end_loading
     from mosaic_queues.connection import connect, server_urls
     from mosaic_queues.keys import Keys
     from mosaic_queues.settings import settings
@@ -64,6 +65,7 @@ def metrics(
             print_json_line({"url": url})
         else:
             typer.echo(url)
+        end_loading()
         server.serve_forever()
 
 

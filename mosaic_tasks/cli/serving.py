@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mosaic_queues.collector import end_loading
 from mosaic_tasks.cli.options import JsonOption
 from mosaic_tasks.cli.output import print_json_line
 
@@ -63,6 +64,7 @@ def serve(
         forwarded_allow_ips=forwarded_allow_ips,
     )
     with gateway as (url, is_open, run):
+        end_loading()
         run(lambda: _say(url, is_open=is_open, as_json=as_json))
 
 

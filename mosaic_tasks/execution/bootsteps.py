@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from celery.signals import worker_process_shutdown
 
 from mosaic_queues.blocking_pop import end_blocking_pop
 from mosaic_queues.broker import ANY, oldest_message, see_all_levels
+from mosaic_queues.collector import end_loading
 from mosaic_queues.errors import ConfigurationError, UnknownRun
 from mosaic_queues.objects import expire_objects
 from mosaic_queues.outbox import keep_client
@@ -67,8 +67,7 @@ class MosaicStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         refuse_unhosted(facts.queues, parent.app)
         refuse_topology()
         set_worker_facts(facts)
-        # What is loaded stays: no collection walks over it, nor does the end, and forked processes share its memory.
-        gc.freeze()
+        end_loading()
 
     def start(self, parent: Any) -> None:
         """After the pool started, so that no thread of ours is forked."""

@@ -21,6 +21,7 @@ from celery import Celery, bootsteps
 from celery.worker import state as worker_state
 from redis.exceptions import RedisError
 
+from mosaic_queues.collector import end_loading
 from mosaic_queues.errors import ConfigurationError, MosaicError
 from mosaic_routing.inventory import EngineReport, conflict, engines, publish, withdraw
 from mosaic_routing.queues import direct_queue, hosting_queues
@@ -141,6 +142,7 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
         except BaseException:
             _stop_started(parent)
             raise
+        end_loading()
 
     def _start_model(self, parent: Any, spec: HostedSpec) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -48,9 +49,13 @@ def test_a_worker_loads_nothing_heavy_until_a_call_needs_it(tmp_path: Path) -> N
 @pytest.mark.usefixtures("mosaic_process")
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
 def test_no_collection_in_a_worker_walks_over_what_was_loaded(pool: str, tmp_path: Path) -> None:
-    data = {"name": "n", "nodes": {"kept": {"tool": "gc:get_freeze_count"}}, "output": "kept"}
+    both = {"tool": "tests.integration.run_tools:echo", "with": {"value": ["${kept}", "${usual}"]}}
+    nodes = {"kept": {"tool": "gc:get_freeze_count"}, "usual": {"tool": "gc:get_threshold"}, "both": both}
+    data = {"name": "n", "nodes": nodes, "output": "both"}
     with JsonWorker("--pool", pool, "--concurrency", "1", environment=os.environ, cwd=tmp_path):
-        assert submit(Workflow.from_data(data)).result(READY_S) > LOADED
+        kept, usual = submit(Workflow.from_data(data)).result(READY_S)
+    assert kept > LOADED
+    assert usual[0] <= gc.get_threshold()[0]  # what calls leave is collected as in any process
 
 
 def test_a_command_spares_the_collector_while_it_loads_and_in_the_end(tmp_path: Path) -> None:

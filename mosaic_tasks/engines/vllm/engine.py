@@ -162,6 +162,7 @@ class VLLMEngine:
             self._llm = None
             with contextlib.suppress(AttributeError):  # it did not come so far
                 del self._asker
+            gc.unfreeze()  # what was loaded with it is not needed any more
             gc.collect()  # it is full of cycles, and would shut itself down once more when the interpreter ends
         await asyncio.to_thread(self._guard.close)
         until = time.monotonic() + _END_S
