@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -185,11 +186,16 @@ class Holding:
         for call, envelope in answer.outputs.items():
             self.process.remember_value(self.run_id, self.execution.epoch, call, envelope)
         self.opened.update(answer.opened)
-        self.process.publish(self.run_id, self.plan, answer.ready)
+        if answer.ready:
+            self.send(partial(self.process.publish, self.run_id, self.plan, answer.ready))
         with self.lock:
             self.claimed.extend(answer.claimed)
         if answer.claimed and self.plan.has_recalls:
             self.process.listen_to_recalls()
+
+    def send(self, publish: Callable[[], object]) -> None:
+        """Publishes what a transition made ready."""
+        publish()
 
     def _wanted(self) -> list[str]:
         """The next calls of the message to claim: what starts within the commit window."""

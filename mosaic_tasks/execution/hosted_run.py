@@ -126,6 +126,7 @@ class HostedRun(Holding):
         self._asked: list[str] = []
         self._seats: dict[Claim, _Seat] = {}
         self._over: list[tuple[str, Sequence[Ticket]]] = []
+        self._unsent: deque[Callable[[], object]] = deque()
         self._room = 0
 
     @property
@@ -207,6 +208,16 @@ class HostedRun(Holding):
             self._seats[claim] = _Seat(self.claimant, ())
         self._slots.take(len(claims))  # kept: no message brought them
 
+    def send(self, publish: Callable[[], object]) -> None:
+        """Publishes with `send_all`: what was claimed in the same transition is to begin before hundreds of messages
+        are written. Should this process die first, the sweeper publishes them."""
+        self._unsent.append(publish)
+
+    def send_all(self) -> None:
+        """Publishes what transitions made ready."""
+        while self._unsent:
+            self._unsent.popleft()()
+
     def holders(self) -> set[str]:
         """In whose names its calls are claimed."""
         return {seat.holder for seat in self._seats.values()}
@@ -286,6 +297,7 @@ class HostedRun(Holding):
         """Records what has run, and has the rest run again elsewhere. Its messages are not done."""
         self.settle_landed(now, room=0)
         self.step(room=0)
+        self.send_all()
         claims = [(claim.call, claim.fence) for claim in self._seats]
         if claims:
             groups = self.process.ledger.hand_back(self.run_id, claims, holder=self.claimant)

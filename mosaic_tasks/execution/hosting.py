@@ -336,9 +336,14 @@ class Host:
         return 0 if self._drains else self._slots.limit - self._slots.used + waiting
 
     def _start(self, run: HostedRun) -> None:
-        """Runs what was claimed."""
-        if not run.claimed:
-            return
+        """Runs what was claimed, and then publishes what others may run."""
+        try:
+            if run.claimed:
+                self._launch(run)
+        finally:
+            run.send_all()
+
+    def _launch(self, run: HostedRun) -> None:
         run.execution.inputs.fetch([claim.call for claim in run.claimed])
         flights: list[Flight] = []
         try:

@@ -175,7 +175,8 @@ class Settling:
         except (RedisConnectionError, RedisTimeoutError):
             answer = self._holding.again(expand)
         if size:
-            self._process.publish_chord(self._run_id, self._plan, answer.ready, close)
+            header = answer.ready
+            self._holding.send(lambda: self._process.publish_chord(self._run_id, self._plan, header, close))
             answer = answer._replace(ready=[])
         self._holding.take(answer)
 
