@@ -209,8 +209,13 @@ def test_a_receiver_that_is_slow_holds_up_nobody_else(
 ) -> None:
     monkeypatch.setattr(telling, "AT_ONCE_TO_ONE", 1)
     monkeypatch.setattr(telling, "AT_ONCE", 2)
-    answer, came = threading.Event(), threading.Event()
-    receiver.before = lambda: answer.wait(TOLD_S)
+    answer, begun, came = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        answer.wait(TOLD_S)
+
+    receiver.before = hold
     for _ in range(2):
         submit(WORKFLOW, {"x": 1}, webhook=receiver.url).cancel()
     with receiving() as other:
@@ -220,6 +225,7 @@ def test_a_receiver_that_is_slow_holds_up_nobody_else(
         sweeper().sweep()
         try:
             assert came.wait(TOLD_S)
+            assert begun.wait(TOLD_S)
             assert len(receiver.came) == 1
         finally:
             answer.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, _state, chain, chord, group
 from celery.result import AsyncResult, GroupResult
 
 from mosaic_queues.broker import task_ids
@@ -107,3 +107,12 @@ def test_sweeper_minds_claims_of_the_dead_and_messages_past_the_grace() -> None:
 def test_task_id_is_read_from_a_raw_message_and_not_from_its_arguments() -> None:
     raw = b'{"headers": {"argsrepr": "\\"correlation_id\\": \\"x\\""}, "properties": {"correlation_id": "t"}}'
     assert task_ids(raw) == ["t"]
+
+
+def test_publishing_a_chord_reads_no_configuration_of_another_app(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Celery("other", set_as_current=False)
+    monkeypatch.setattr(_state._tls, "current_app", other)
+    chord([app.signature("add", (1, 1))], app.signature("collect"), app=app).apply_async()
+    assert (app.configured, other.configured) == (True, False)

@@ -40,9 +40,16 @@ class _Publishing(threading.local):
 
     def backend(self) -> ChordBackend | None:
         """The backend of the app that publishes, when it is one of ours."""
-        task = get_current_worker_task()
-        found = task.app.backend if task else (self._owner and self._owner()) or current_app.backend
+        found = self._found()
         return found if isinstance(found, ChordBackend) else None
+
+    def _found(self) -> Any:
+        if task := get_current_worker_task():
+            return task.app.backend
+        if owner := self._owner and self._owner():
+            return owner
+        # Whoever publishes has read its configuration: an app that has not is another, which must not do so for this.
+        return current_app.backend if current_app.configured else None
 
     def note(self, backend: ChordBackend, group_id: str, record: Record) -> None:
         """Notes a header, with others of its join when there are more to come."""
