@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from mosaic_queues.settings import Settings, settings
+from tests.own_server import OwnServer
 from tests.services import GIVEN_SERVER, ServerForTests, Workers, server_for_tests
 
 pytest_plugins = ("tests.leaks",)
@@ -112,3 +113,11 @@ def _connect_app(broker_url: str) -> None:
     sys.modules.pop("mosaic_tasks.celeryconfig", None)
     app.config_from_object("mosaic_tasks.celeryconfig", force=True)
     app._after_fork()  # forgets its connections
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[OwnServer]:
+    """A server for one test, which may die."""
+    started = OwnServer(tmp_path / "server")
+    yield started
+    started.kill()

@@ -26,7 +26,7 @@ from tests.integration.schedule_beats import (
     ticks,
 )
 from tests.own_server import OwnServer
-from tests.services import READY_S, ServerForTests, Worker
+from tests.services import READY_S, Worker
 
 pytestmark = [
     pytest.mark.chaos,
@@ -35,20 +35,6 @@ pytestmark = [
     pytest.mark.leaves("keys", reason="a schedule stays until somebody removes it, and nobody sweeps"),
 ]
 BEGIN, HOUR = 1_767_225_600, 3600
-
-
-@pytest.fixture
-def beats(redis_server: ServerForTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
-    """Those whose lock lapses after three seconds."""
-    monkeypatch.setenv("MOSAIC_LIVENESS_S", "3")
-    with Beats(redis_server.urls, tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def clock(redis_client: Redis) -> Iterator[Clock]:
-    with moving_clock(redis_client) as moving:
-        yield moving
 
 
 @pytest.mark.parametrize("place", ["after_key", "after_index"])
@@ -105,13 +91,6 @@ def full(client: Redis, *, at: int) -> Iterator[None]:
         yield
     finally:
         client.config_set("maxmemory", "0")
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[OwnServer]:
-    started = OwnServer(tmp_path / "server")
-    yield started
-    started.kill()
 
 
 @pytest.fixture

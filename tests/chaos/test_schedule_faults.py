@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tests.integration.schedule_beats import (
     run_ids,
     ticks,
 )
-from tests.services import READY_S, ServerForTests, Workers, key_events
+from tests.services import READY_S, Workers, key_events
 
 pytestmark = [
     pytest.mark.chaos,
@@ -44,20 +43,6 @@ OURS = [
     if place not in ("before_send", "before_reserve", "after_reserve", "before_close")
 ]
 ENTRY = "mosaic:beat:each-second"
-
-
-@pytest.fixture
-def beats(redis_server: ServerForTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
-    """Those whose lock lapses after three seconds."""
-    monkeypatch.setenv("MOSAIC_LIVENESS_S", "3")
-    with Beats(redis_server.urls, tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def clock(redis_client: Redis) -> Iterator[Clock]:
-    with moving_clock(redis_client) as moving:
-        yield moving
 
 
 def hours(*counts: int) -> list[int]:

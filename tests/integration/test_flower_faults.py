@@ -24,13 +24,6 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[OwnServer]:
-    started = OwnServer(tmp_path / "server")
-    yield started
-    started.kill()
-
-
-@pytest.fixture
 def redis_server(own_server: OwnServer) -> Iterator[ServerForTests]:
     """In the place of the one that all tests share."""
     url = own_server.urls.redis_url
