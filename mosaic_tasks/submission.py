@@ -188,18 +188,11 @@ def _open(process: Process, run_id: str, prepared: PreparedPlan, data: bytes, pa
     """
     config, ledger, plan, keep_s = process.settings, process.ledger, prepared.plan, _kept_s(process)
     begun, begun_ns, course = time.monotonic(), time.time_ns(), origin()
-    ledger.prepare_run(
-        run_id,
-        plan_hash=prepared.hash,
-        plan=data,
-        tenant=plan.tenant,
-        now_ms=process.now_ms(),
-        keep_s=keep_s,
-    )
     roots = prepared.by_queue(plan.roots)
     opened = ledger.open_run(
         run_id,
         plan=prepared.hash,
+        plan_data=data,
         name=plan.name,
         inputs=packed,
         roots=roots,
@@ -207,14 +200,17 @@ def _open(process: Process, run_id: str, prepared: PreparedPlan, data: bytes, pa
         max_run_s=config.max_run_s,
         tenant=plan.tenant,
         origin=course,
+        entered_ms=process.now_ms(),
+        letters=process.letters(run_id, prepared, ready_at_once(roots)),
     )
     if opened:
         if time.monotonic() - begun > SLOW_S:
             ledger.list_run(run_id, now_ms=process.now_ms(), keep_s=keep_s)
         process.remember_plan(run_id, prepared)
-        process.publish(run_id, prepared, ready_at_once(roots))
+        if not opened.is_sent:
+            process.publish(run_id, prepared, ready_at_once(roots))
         process.observer.submitted(run_id, plan.name, origin=course, start_ns=begun_ns)
-    return opened
+    return opened.is_new
 
 
 def _known(ledger: Ledger, plan: Plan, inputs: Mapping[str, Any], key: str) -> Submitted | None:

@@ -23,10 +23,11 @@ from mosaic_queues.connection import connect, server_ms
 from mosaic_queues.following import close_hub
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, incarnation, live_processes
-from mosaic_queues.outbox import BatchSize, Outbox, Stencil
+from mosaic_queues.outbox import BatchSize, Outbox
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.recalls import RecallListener
 from mosaic_queues.settings import Settings, settings
+from mosaic_queues.streams import Letter
 from mosaic_queues.transitions import Claim, Group, LiveCall, Redo
 from mosaic_routing.degrading import Changed
 from mosaic_routing.guards import Guards, Limited, ServerBackend
@@ -35,7 +36,7 @@ from mosaic_tasks.definition.collector import collector_paused
 from mosaic_tasks.definition.plan import Plan
 from mosaic_tasks.execution.learning import Learning
 from mosaic_tasks.execution.loop import close_loop
-from mosaic_tasks.execution.prepared import CallId, PreparedPlan
+from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.reporting import Reporter
 from mosaic_tasks.execution.sent import Sent, Straggler
 from mosaic_tasks.execution.sharing import Lengths, batch_size
@@ -293,7 +294,9 @@ class Process:
     def publish_placed(self, run_id: str, plan: PreparedPlan, placed: Mapping[int, Sequence[Group]]) -> None:
         """The same of calls whose queues are known, by the priority of their messages."""
         for level, groups in placed.items():
-            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan), priority=level)
+            self.outbox.publish(
+                run_id, groups, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
+            )
 
     def _placed(
         self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]
@@ -309,18 +312,20 @@ class Process:
             placed.setdefault(plan.plan.priority, []).extend(left)
         return placed
 
-    def stencil(self, run_id: str, plan: PreparedPlan, call: str) -> Stencil | None:
-        """For letters of a call of a run; see `Outbox.stencil`. None also where the router decides about its queue."""
-        if plan.is_routed(call):
+    def letters(self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]) -> list[Letter] | None:
+        """What `publish` would send of them, for a transition that sends it itself; see `Outbox.letters`. None also
+        where the router decides about a queue."""
+        if any(plan.is_routed(call) for _, calls in groups for call in calls):
             return None
-        queue = plan.plan.nodes[CallId(call).node].queue
-        return self.outbox.stencil(run_id, queue, call, priority=plan.plan.priority)
+        return self.outbox.letters(
+            run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority, plan=plan.hash
+        )
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
         for level, placed in self._placed(run_id, plan, header).items():
             self.outbox.publish_chord(
-                run_id, placed, close, batch_size=self._batch_size(plan), priority=level
+                run_id, placed, close, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
             )
 
     def redo(
@@ -391,13 +396,17 @@ class Process:
         plan_hash = self._plan_hashes.get(run_id)
         if plan_hash is None:
             plan_hash = self.ledger.run(run_id).plan
-            self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
+            self.remember_hash(run_id, plan_hash)
         return self.plan(plan_hash)
 
     def remember_plan(self, run_id: str, prepared: PreparedPlan) -> None:
         """Keeps the plan of a run that was opened here at hand: who opens one reads it next."""
         self._remember(self._plans, prepared.hash, prepared, PLANS_KEPT)
-        self._remember(self._plan_hashes, run_id, prepared.hash, VALUES_KEPT)
+        self.remember_hash(run_id, prepared.hash)
+
+    def remember_hash(self, run_id: str, plan_hash: str) -> None:
+        """Keeps at hand which plan a run has: it is so for as long as there is the run."""
+        self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
 
     def now_ms(self) -> int:
         """The server's time in milliseconds, as far as this process knows."""

@@ -23,7 +23,8 @@ from kombu.utils.json import dumps, loads
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-from mosaic_queues.outbox import WEIGHT_HEADER, keep_client
+from mosaic_queues.outbox import keep_client
+from mosaic_queues.stencils import WEIGHT_HEADER
 
 _TEXT = resources.files("mosaic_queues").joinpath("lua", "intake.lua").read_text("utf-8")
 _SHA = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()

@@ -7,8 +7,9 @@ such a call it stands in the outbox (state ready), where the sweeper finds it if
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from redis import Redis
@@ -18,8 +19,8 @@ from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.history import History
 from mosaic_queues.keys import Keys
 from mosaic_queues.recalls import Recalled, Recalls
-from mosaic_queues.scripts import Script
-from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, chunks_of
+from mosaic_queues.scripts import Order, Script
+from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Letter, chunks_of
 from mosaic_queues.transitions import (
     Advance,
     CallState,
@@ -39,6 +40,8 @@ from mosaic_queues.transitions import (
     shadowed,
 )
 
+PLANS_NOTED = 1024
+"""Of so many plans a process notes when it has stored them (monotonic time)."""
 _CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
 
 
@@ -55,6 +58,21 @@ class KeyedRun(msgspec.Struct, frozen=True):
     name: str
     workflow: str
     inputs: str
+
+
+class Opened(NamedTuple):
+    """What became of opening a run; true where that is new.
+
+    Attributes:
+        is_new: it was not open before.
+        is_sent: the messages of its roots are in their queues.
+    """
+
+    is_new: bool
+    is_sent: bool
+
+    def __bool__(self) -> bool:
+        return self.is_new
 
 
 class Ledger:
@@ -81,6 +99,7 @@ class Ledger:
         self.keys = Keys(namespace)
         self.recalls = Recalls(client, self.keys)
         self.history = History(client, self.keys, most=history_runs)
+        self._plans_stored: dict[str, float] = {}
 
     # -- transitions -------------------------------------------------------------------------------------------
 
@@ -96,24 +115,44 @@ class Ledger:
         max_run_s: float,
         tenant: str = "",
         origin: str = "",
-    ) -> bool:
-        """Opens a run and makes its roots ready. False when it was already open.
+        plan_data: bytes | None = None,
+        entered_ms: int | None = None,
+        letters: Sequence[Letter] | None = None,
+    ) -> Opened:
+        """Opens a run and makes its roots ready; in one trip, unless the plan is new to this process.
 
         Args:
+            plan: content hash of its plan.
+            plan_data: the plan, encoded, which is stored where the server does not have it; None: it is there.
             tenant: on whose account.
             origin: the span in whose course that is, as W3C's `traceparent`.
             max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
+            entered_ms: the server's time; the run is entered into the index and the history before it is opened. None:
+                it was.
+            letters: of its roots, which are put into their queues in the same step; None: that is left to the caller.
         """
+        keep_ms = int((max_run_s + retention_s) * 1000)
         argument = {
             "plan": plan,
             "name": name,
             "tenant": tenant,
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
-            "keep_ms": int((max_run_s + retention_s) * 1000),
+            "keep_ms": keep_ms,
             "origin": origin,
+            "letters": False if letters is None else [(letter.key, letter.text) for letter in letters],
         }
-        return bool(_OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,)))
+        order: Order = (self.keys.run(run_id), argument, (inputs,))
+        if plan_data is not None and self._plans_stored.get(plan, 0.0) < time.monotonic() - keep_ms / 2000:
+            self._store_plan(plan, plan_data, keep_ms=keep_ms)
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.pexpire(self.keys.plan(plan), keep_ms)
+            if entered_ms is not None:
+                self._enter(pipe, run_id, tenant, now_ms=entered_ms, keep_ms=keep_ms)
+            has_plan, answer = _OPEN_RUN.at_the_end_of(pipe, self.client, order)
+        if plan_data is not None and not has_plan:  # the server has lost what it had
+            self._store_plan(plan, plan_data, keep_ms=keep_ms)
+        return Opened(answer > 0, answer == _SENT)
 
     def advance(
         self,
@@ -457,20 +496,19 @@ class Ledger:
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
-    def prepare_run(
-        self, run_id: str, *, plan_hash: str, plan: bytes, tenant: str, now_ms: int, keep_s: float
-    ) -> None:
-        """Stores the plan of a run that is to be opened, and enters the run into the index and the history: one trip,
-        where the plan is there already."""
-        keep_ms = int(keep_s * 1000)
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.pexpire(self.keys.plan(plan_hash), keep_ms)
-            pipe.zadd(self.keys.runs, {run_id: now_ms})
-            pipe.pexpire(self.keys.runs, keep_ms)
-            self.history.enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
-            is_there, *_ = pipe.execute()
-        if not is_there:
-            self.client.set(self.keys.plan(plan_hash), plan, px=keep_ms)
+    def _store_plan(self, plan_hash: str, plan: bytes, *, keep_ms: int) -> None:
+        """Stores a plan; sends it only where the server does not have it."""
+        key = self.keys.plan(plan_hash)
+        if not self.client.pexpire(key, keep_ms):
+            self.client.set(key, plan, px=keep_ms)
+        if len(self._plans_stored) >= PLANS_NOTED:
+            self._plans_stored.clear()
+        self._plans_stored[plan_hash] = time.monotonic()
+
+    def _enter(self, pipe: Any, run_id: str, tenant: str, *, now_ms: int, keep_ms: int) -> None:
+        pipe.zadd(self.keys.runs, {run_id: now_ms})
+        pipe.pexpire(self.keys.runs, keep_ms)
+        self.history.enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
 
     def prolong_plans(self, plan_hashes: Iterable[str], *, keep_s: float) -> None:
         """Keeps plans alive that unfinished runs use."""
@@ -688,6 +726,8 @@ def _live(call: str, raw: bytes) -> LiveCall:
 
 
 _OPEN_RUN = Script("open_run")
+_SENT = 2
+"""Its answer where it has put all messages into their queues."""
 _ADVANCE = Script("advance", streams=True)
 _PUBLISH = Script("publish", streams=True)
 _CONSUME = Script("consume", streams=True)

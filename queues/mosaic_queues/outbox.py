@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from celery import Celery, chord
@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 
 from mosaic_queues.broker import is_redis
+from mosaic_queues.stencils import Parcel, Stencil
 from mosaic_queues.streams import Letter
 from mosaic_queues.transitions import CLOSE, MAILBOX, Group
 
@@ -33,37 +34,22 @@ CONSUME_TASK = "mosaic.consume"
 """Name of the task that reads streams for a node: drains its mailbox. Same arguments."""
 _TASKS = {f".{CLOSE}": CLOSE_TASK, f".{MAILBOX}": CONSUME_TASK}
 """By the end of a call's id; every other call is a `mosaic.call`."""
-
-WEIGHT_HEADER = "mosaic_slots"
-"""Header of a message that takes more than one slot of a worker that runs calls together: how many."""
+_EXAMPLES = {CALL_TASK: "0", **{task: f"0{end}" for end, task in _TASKS.items()}}
+"""A call of each task."""
 
 BatchSize = Callable[[str, Sequence[str]], int]
 """How many of these calls, in this queue, one message may carry."""
 
-_STENCIL_ID, _STENCIL_S = "-stencil-", 1234567890.0625
-"""What stands in a stencil for the id of a message, and for the time when it is sent."""
-
+_STENCILS_KEPT = 1024
+"""Workers come and go, and have queues of their own."""
+_PUSHED = 500
+"""Messages that one command puts into a list."""
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 
 
 def one_call_a_message(_queue: str, _calls: Sequence[str]) -> int:
     """The batch size without knowledge of the calls."""
     return 1
-
-
-class Stencil(NamedTuple):
-    """The letters of one call, each with an id and a time of its own."""
-
-    call: str
-    queue: str
-    key: str
-    text: str
-    clock: Callable[[], float]
-
-    def letter(self) -> Letter:
-        """One to be sent now."""
-        text = self.text.replace(_STENCIL_ID, uuid.uuid4().hex).replace(repr(_STENCIL_S), repr(self.clock()))
-        return Letter(self.call, self.queue, self.key, text)
 
 
 class Outbox:
@@ -78,6 +64,8 @@ class Outbox:
         self, app: Celery, *, clock: Callable[[], float] = time.time, ledger: Redis | None = None
     ) -> None:
         self._app, self._clock, self._ledger = app, clock, ledger
+        self._stencils: dict[tuple[str, str, int], Stencil | None] = {}
+        self._reaches_ledger: bool | None = None
 
     def publish(
         self,
@@ -86,21 +74,16 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
         priority: int = 0,
+        plan: str = "",
     ) -> bool:
         """Publishes; False when the broker does not answer (the sweeper publishes later).
 
         Args:
             priority: 0 is the most urgent, as in Celery on Redis.
+            plan: content hash of the run's plan, for those who have it at hand.
         """
-        messages = list(_messages(groups, batch_size))
-
-        def send(producer: Any) -> bool:
-            sent_at = self._clock()
-            for queue, calls in messages:
-                self._send(producer, run_id, queue, calls, sent_at, priority)
-            return True
-
-        return not messages or bool(self._with_producer(run_id, send, batch=len(messages) > 1))
+        parcels = [(queue, Parcel(run_id, calls, plan)) for queue, calls in _messages(groups, batch_size)]
+        return not parcels or self._publish(run_id, parcels, priority)
 
     def publish_chord(
         self,
@@ -110,6 +93,7 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
         priority: int = 0,
+        plan: str = "",
     ) -> bool:
         """Publishes the calls of a fan-out as the header of a chord; False as `publish`.
 
@@ -119,40 +103,94 @@ class Outbox:
         node = self._chord(run_id, list(_messages(header, batch_size)), close)
         if node is None:
             return True
+        parcels = [
+            (member.options["queue"], Parcel(run_id, member.args[1], plan, _membership(node, index)))
+            for index, member in enumerate(node.tasks)
+        ]
+        return self._publish(run_id, parcels, priority)
 
+    def letters(
+        self,
+        run_id: str,
+        groups: Iterable[Group],
+        *,
+        batch_size: BatchSize = one_call_a_message,
+        priority: int = 0,
+        plan: str = "",
+    ) -> list[Letter] | None:
+        """The messages of calls, for a transition that puts them into their queues itself.
+
+        None: the broker is not the ledger's server, or does more than to put a message into a list.
+        """
+        sent_at, found = self._clock(), list[Letter]()
+        for queue, calls in _messages(groups, batch_size):
+            stencil = self._stencil_for_letters(run_id, queue, calls, priority)
+            if stencil is None:
+                return None
+            text = stencil.text(Parcel(run_id, calls, plan), sent_at)
+            found.append(Letter(calls[0], queue, f"{stencil.prefix}{stencil.key}", text))
+        return found
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _publish(self, run_id: str, parcels: Sequence[tuple[str, Parcel]], priority: int) -> bool:
         def send(producer: Any) -> bool:
-            sent_at = self._clock()
-            for index, member in enumerate(node.tasks):
-                _, calls = member.args
-                group = {"group_id": node.id, "group_index": index}
-                self._send(producer, run_id, member.options["queue"], calls, sent_at, priority, **group)
+            sent_at, texts, others = self._clock(), dict[str, list[str]](), list[tuple[str, Parcel]]()
+            for queue, parcel in parcels:
+                stencil = self._stencil(producer, task_of(parcel.calls), queue, priority)
+                if stencil is None:
+                    others.append((queue, parcel))
+                else:
+                    texts.setdefault(stencil.key, []).append(stencil.text(parcel, sent_at))
+            if texts:
+                producer.connection.ensure(producer, _push, **_RETRY)(producer, texts)
+            with producer.batch() if len(others) > 1 else nullcontext():
+                for queue, parcel in others:
+                    self._send(producer, queue, parcel, sent_at, priority)
             return True
 
         return bool(self._with_producer(run_id, send))
 
-    def stencil(self, run_id: str, queue: str, call: str, *, priority: int = 0) -> Stencil | None:
-        """For letters of a call: its messages as a transition puts them into their queue itself.
+    def _stencil(self, producer: Any, task: str, queue: str, priority: int) -> Stencil | None:
+        """None: each message has to be made by Celery and kombu."""
+        key = task, queue, priority
+        if key in self._stencils:
+            return self._stencils.get(key)
+        if len(self._stencils) >= _STENCILS_KEPT:
+            self._stencils.clear()
+        stencil = self._stencils[key] = self._cut(producer, _EXAMPLES[task], queue, priority)
+        return stencil
 
-        None: the broker is not the ledger's server, or does more than to put a message into a list.
-        """
+    def _cut(self, producer: Any, example: str, queue: str, priority: int) -> Stencil | None:
+        if not is_redis(producer.connection):
+            return None
 
-        def cut(producer: Any) -> Stencil | None:
-            if not self._is_at_ledger(producer):
-                return None
-            noted = _Noting(producer.channel)
-            sender = self._app.amqp.Producer(noted, auto_declare=False)
-            self._send(sender, run_id, queue, [call], _STENCIL_S, priority, task_id=_STENCIL_ID)
-            if [name for name, *_ in noted.commands] != ["lpush"]:
-                return None
-            _, key, text = noted.commands[0]
-            text = text.replace(noted.delivery_tag, _STENCIL_ID)
-            return Stencil(call, queue, f"{producer.channel.global_keyprefix}{key}", text, self._clock)
+        def send(channel: Any) -> None:
+            sender = self._app.amqp.Producer(channel, auto_declare=False)
+            self._send(sender, queue, Parcel("", [example]), 0.0, priority)
 
-        return self._with_producer(run_id, cut, batch=False)
+        return Stencil.cut(producer.channel, send)
+
+    def _stencil_for_letters(
+        self, run_id: str, queue: str, calls: Sequence[str], priority: int
+    ) -> Stencil | None:
+        """Asks for a producer only where it has not yet seen what one would send."""
+        key = task_of(calls), queue, priority
+        if self._reaches_ledger is None:
+            self._reaches_ledger = self._with_producer(run_id, self._is_at_ledger)
+        if not self._reaches_ledger:
+            return None
+        if key in self._stencils:
+            return self._stencils.get(key)
+        return self._with_producer(run_id, lambda producer: self._stencil(producer, *key))
 
     def _is_at_ledger(self, producer: Any) -> bool:
         """Whether broker and ledger are one database of one server, for the same user."""
-        if self._ledger is None or not is_redis(producer.connection):
+        if (
+            self._ledger is None
+            or not is_redis(producer.connection)
+            or len(producer.connection.alt or ()) > 1
+        ):
             return False
         places = [
             [pool.connection_kwargs.get(name) for name in ("path", "host", "port", "db", "username")]
@@ -172,14 +210,13 @@ class Outbox:
     def _signature(self, task: str, run_id: str, queue: str, calls: Sequence[str]) -> Any:
         return self._app.signature(task, (run_id, calls), immutable=True, options={"queue": queue})
 
-    def _with_producer(self, run_id: str, use: Callable[[Any], _T], *, batch: bool = True) -> _T | None:
+    def _with_producer(self, run_id: str, use: Callable[[Any], _T]) -> _T | None:
         """What `use` makes of a producer. None: the broker does not answer, which is logged; the calls stay in the
         outbox."""
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
                 keep_client(producer.channel)
-                with producer.batch() if batch else nullcontext():
-                    return use(producer)
+                return use(producer)
         except (OperationalError, *self._broker_errors()) as error:
             log.warning(
                 "outbox.down",
@@ -193,37 +230,21 @@ class Outbox:
         errors: tuple[type[Exception], ...] = self._app.connection_for_write().connection_errors
         return errors
 
-    def _send(
-        self,
-        producer: Any,
-        run_id: str,
-        queue: str,
-        calls: Sequence[str],
-        sent_at: float,
-        priority: int,
-        task_id: str | None = None,
-        **group: Any,
-    ) -> None:
+    def _send(self, producer: Any, queue: str, parcel: Parcel, sent_at: float, priority: int) -> None:
         message = self._app.amqp.as_task_v2(
-            task_id or uuid.uuid4().hex,
-            _TASKS.get(calls[0][-2:], CALL_TASK),
-            (run_id, calls),
-            root_id=run_id,
-            argsrepr=describe(run_id, calls),
+            uuid.uuid4().hex,
+            task_of(parcel.calls),
+            (parcel.run_id, parcel.calls),
             kwargsrepr="{}",
             ignore_result=True,
             origin="mosaic",
-            **group,
         )
-        headers = {**message.headers, "sent_at": sent_at}
-        if len(calls) > 1:
-            headers[WEIGHT_HEADER] = len(calls)
         producer.publish(
             message.body,
             exchange="",
             routing_key=queue,
             serializer="json",
-            headers=headers,
+            headers={**message.headers, **parcel.headers(sent_at)},
             priority=priority,
             retry=True,
             retry_policy=_RETRY,
@@ -231,30 +252,23 @@ class Outbox:
         )
 
 
-class _Noting:
-    """A channel of kombu's Redis transport that notes what it would send, for a producer that sends one message.
+def task_of(calls: Sequence[str]) -> str:
+    """The task whose messages carry these calls."""
+    return _TASKS.get(calls[0][-2:], CALL_TASK)
 
-    Attributes:
-        commands: names, keys without the channel's prefix, and arguments.
-        delivery_tag: the message's.
-    """
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self.commands: list[tuple[Any, ...]] = []
-        self.delivery_tag = ""
+def _membership(node: Any, index: int) -> dict[str, Any]:
+    """The headers of a member of a chord."""
+    return {"group": node.id, "group_index": index}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
 
-    def basic_publish(self, message: Any, **options: Any) -> None:
-        """Has the channel put the message into a batch, which is this."""
-        self._channel.basic_publish(message, _publish_batch=self, **options)
-        self.delivery_tag = message["properties"]["delivery_tag"]
-
-    def add(self, *command: Any) -> None:
-        """Called by the channel."""
-        self.commands.append(command)
+def _push(producer: Any, texts: Mapping[str, Sequence[str]]) -> None:
+    """Puts messages into the broker's lists, in one trip."""
+    with producer.channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+        for key, all_ in texts.items():
+            for first in range(0, len(all_), _PUSHED):
+                pipe.lpush(key, *all_[first : first + _PUSHED])
+        pipe.execute()
 
 
 def keep_client(channel: Any) -> None:
@@ -272,12 +286,6 @@ def keep_client(channel: Any) -> None:
 
     client = kept.client = make()  # type: ignore[attr-defined]
     channel._create_client = kept
-
-
-def describe(run_id: str, calls: Sequence[str]) -> str:
-    """The arguments of a call message as Flower shows them."""
-    named = ", ".join(calls[:3])
-    return f"({run_id}, [{named}{', ...' if len(calls) > 3 else ''}], {len(calls)} calls)"
 
 
 def _messages(groups: Iterable[Group], batch_size: BatchSize) -> Iterator[Group]:

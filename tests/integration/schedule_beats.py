@@ -33,7 +33,7 @@ CLOCK, LOCK = "clock", "mosaic:beat::lock"
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before_start": (Ledger, "run_for_key", False),
     "after_key": (Ledger, "run_for_key", True),
-    "after_index": (Ledger, "prepare_run", True),
+    "after_plan": (Ledger, "_store_plan", True),
     "after_open": (Ledger, "open_run", True),
     "before_publish": (Outbox, "publish", False),
     "before_note": (Schedules, "note", False),

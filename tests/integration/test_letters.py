@@ -46,11 +46,11 @@ def test_a_letter_is_what_the_outbox_would_send(
 ) -> None:
     with app_of(broker_url, **transport) as made:
         outbox = Outbox(made, ledger=redis_client)
-        stencil = outbox.stencil("run", QUEUE, READER, priority=priority)
-        assert stencil is not None
+        letters = outbox.letters("run", [(QUEUE, [READER])], priority=priority, plan="hash")
+        assert letters is not None
         assert redis_client.keys("*q*") == []
-        outbox.publish("run", [(QUEUE, [READER])], priority=priority)
-    letter = stencil.letter()
+        outbox.publish("run", [(QUEUE, [READER])], priority=priority, plan="hash")
+    (letter,) = letters
     (sent,) = redis_client.lrange(letter.key, 0, -1)
     assert alike(letter.text) == alike(sent)
     assert json.loads(letter.text)["headers"]["task"] == CONSUME_TASK
@@ -59,9 +59,9 @@ def test_a_letter_is_what_the_outbox_would_send(
 def test_each_letter_has_an_id_and_a_time_of_its_own(redis_client: Redis, broker_url: str) -> None:
     times = iter([1.5, 2.5])
     with app_of(broker_url) as made:
-        stencil = Outbox(made, clock=lambda: next(times), ledger=redis_client).stencil("run", QUEUE, READER)
-    assert stencil is not None
-    letters = [json.loads(stencil.letter().text) for _ in range(2)]
+        outbox = Outbox(made, clock=lambda: next(times), ledger=redis_client)
+        found = [outbox.letters("run", [(QUEUE, [READER])]) or [] for _ in range(2)]
+    letters = [json.loads(letter.text) for (letter,) in found]
     assert [letter["headers"]["sent_at"] for letter in letters] == [1.5, 2.5]
     assert len({letter["headers"]["id"] for letter in letters}) == 2
     assert len({letter["properties"]["delivery_tag"] for letter in letters}) == 2
@@ -73,7 +73,7 @@ def test_a_broker_elsewhere_gets_no_letters(redis_client: Redis, broker_url: str
     assert other_database.conf.broker_url != broker_url
     for made in (other_database, app_of("memory://")):
         with made:
-            assert Outbox(made, ledger=redis_client).stencil("run", QUEUE, READER) is None
+            assert Outbox(made, ledger=redis_client).letters("run", [(QUEUE, [READER])]) is None
 
 
 # -- the transition ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from mosaic_queues import run_sizes
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import PayloadError
 from mosaic_queues.keys import Keys
-from mosaic_queues.ledger import Ledger
+from mosaic_queues.ledger import Ledger, Opened
 from mosaic_queues.liveness import Liveness, join_liveness, live_processes
 from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunRecovery
@@ -265,10 +265,12 @@ def test_a_client_lists_its_run_by_the_server_s_clock(
     process = process_for(app)
     host = Host()
 
-    def sweep_before(*args: Any, **options: Any) -> bool:
+    def sweep_before(run_id: str, *, entered_ms: int, **options: Any) -> Opened:
+        """Between the commands of its trip."""
+        ledger.list_run(run_id, now_ms=entered_ms, keep_s=60)
         recovery(ledger, host).sweep()
-        assert listed(ledger) == [args[0]]
-        return ledger.open_run(*args, **options)
+        assert listed(ledger) == [run_id]
+        return ledger.open_run(run_id, **options)
 
     monkeypatch.setattr(process.ledger, "open_run", sweep_before)
     run_id = submit_plan(process, one_call(), {}).run_id
@@ -281,9 +283,10 @@ def test_a_run_whose_opening_took_too_long_is_listed_again(
 ) -> None:
     process = process_for(app)
 
-    def open_slowly(*args: Any, **options: Any) -> bool:
-        ledger.unlist_runs([args[0]])
-        return ledger.open_run(*args, **options)
+    def open_slowly(run_id: str, *, entered_ms: int, **options: Any) -> Opened:
+        """Another one's sweeper has taken it from the index before it was open."""
+        del entered_ms
+        return ledger.open_run(run_id, **options)
 
     monkeypatch.setattr(submission, "SLOW_S", 0.0)
     monkeypatch.setattr(process.ledger, "open_run", open_slowly)

@@ -226,7 +226,7 @@ class TestDeaths:
 
     def test_between_key_and_opening(self, shares: Callable[..., None], redis_client: Redis) -> None:
         shares(open_runs=1)
-        killed_while("Ledger.prepare_run = die\nSTARTER.start(OPENING)")
+        killed_while("Ledger.open_run = die\nSTARTER.start(OPENING)")
         [key] = redis_client.scan_iter("mosaic:once:acme:*")
         assert list_runs() == []
         again = started("k")

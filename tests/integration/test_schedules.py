@@ -361,7 +361,7 @@ def test_a_key_of_a_run_that_was_never_opened_stops_no_changed_schedule(
 ) -> None:
     process = process_for(app)
     with monkeypatch.context() as killed:
-        killed.setattr(process.ledger, "prepare_run", lambda *_, **__: 1 / 0)
+        killed.setattr(process.ledger, "open_run", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start_tick(process, *monday, TICK, before=0)
     file.write_text(FILE.replace("first", "second"))

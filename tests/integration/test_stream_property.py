@@ -176,7 +176,7 @@ class Process:
     def publish(self, run_id: str, plan: PreparedPlan, groups: Any) -> None:
         """Messages are not needed: calls are delivered in any order, and more than once."""
 
-    def stencil(self, run_id: str, plan: PreparedPlan, call: str) -> None:
+    def letters(self, run_id: str, plan: PreparedPlan, groups: Any) -> None:
         """Nor are letters."""
 
 

@@ -25,5 +25,5 @@ def outbox() -> Iterator[Outbox]:
 def test_a_broker_that_is_down_from_the_start_is_told_by_the_answer(outbox: Outbox) -> None:
     assert outbox.publish("run", [("queue", ["0"])]) is False
     assert outbox.publish_chord("run", [("queue", ["0.0"])], ("queue", ["0.c"])) is False
-    assert outbox.stencil("run", "queue", "0.m") is None
+    assert outbox.letters("run", [("queue", ["0.m"])]) is None
     assert outbox.publish("run", []) is True

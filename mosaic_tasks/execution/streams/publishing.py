@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from mosaic_queues.content import ContentKind, content_of, nothing
 from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition
-from mosaic_queues.outbox import Stencil
 from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
@@ -70,7 +69,6 @@ class Publication:
         self._room = threading.Condition(self._lock)
         self._looked_at = 0
         self._batches: deque[tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]] = deque()
-        self._stencils: dict[str, Stencil | None] = {}
         self._error: Exception | None = None
         self._announced = self._announced_earlier()
         self._told: dict[Path, Any] = {}
@@ -306,15 +304,13 @@ class Publication:
 
     def _letters(self, flushes: Sequence[Flush]) -> list[Letter]:
         """What wakes the readers, but for those that are too many to be sent a letter with each flush."""
-        readers = {reader for flush in flushes for reader in flush.readers}
-        stencils = map(self._stencil, sorted(readers)[:LETTERS_MOST])
-        return [stencil.letter() for stencil in stencils if stencil is not None]
+        readers = sorted({reader for flush in flushes for reader in flush.readers})
+        found = [self._letters_of(reader) for reader in readers[:LETTERS_MOST]]
+        return [letter for letters in found for letter in letters]
 
-    def _stencil(self, reader: str) -> Stencil | None:
-        """Made once for each reader."""
-        if reader not in self._stencils:
-            self._stencils[reader] = self._process.stencil(self._run_id, self._plan, reader)
-        return self._stencils[reader]
+    def _letters_of(self, reader: str) -> Sequence[Letter]:
+        queue = self._plan.plan.nodes[CallId(reader).node].queue
+        return self._process.letters(self._run_id, self._plan, [(queue, [reader])]) or ()
 
     def _pack(self, value: Any) -> bytes:
         return self._process.payloads.pack(self._run_id, value)

@@ -1,7 +1,8 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
 -- arg: plan, name, tenant, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends),
 --      origin ('', or in whose course it is opened); ARGV[2]: envelope of the inputs
--- Returns 1, or 0 when the run is already there.
+--      letters  {{key, message}}, or false   of the roots, where the broker is this server
+-- Returns 0 when the run is already there, 2 when the letters are in their queues, or 1: the caller sends messages.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
@@ -16,4 +17,8 @@ for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS}) do
   redis.call('PEXPIRE', key, arg.keep_ms)
 end
 tell(arg.tenant, arg.name, '', 'running', arg.keep_ms)
-return 1
+local answer = arg.letters and 2 or 1
+for _, letter in ipairs(arg.letters or {}) do
+  if type(redis.pcall('LPUSH', letter[1], letter[2])) ~= 'number' then answer = 1 end   -- what is refused must not undo the opening
+end
+return answer
