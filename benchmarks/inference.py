@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +54,7 @@ SOAK_EVERY, SOAK_TOKENS = 250, 2
 STUDENT_T = 2.1
 """Of 20 samples, for 95%."""
 MEMORY_SLOPE = "memory_slope_kb_per_1000_calls"
+NOTHING_TURNS = 4
 START_S = 120.0
 POOL = "mosaic_tasks.pool:TaskPool"
 
@@ -72,7 +73,8 @@ class Sizes:
 
     Attributes:
         calls: of a slice, by the number in flight.
-        repeats: slices of each side.
+        repeats: slices of each side, by the number in flight: where something is promised there are more, since single
+            ones of some 3 s are a tenth apart on a machine of two cores.
         tokens: of an answer.
         tasks: that do nothing, a turn.
         settle: short calls that fill what is bounded: vLLM keeps two tokenizers, each remembers 10,000 words.
@@ -80,7 +82,7 @@ class Sizes:
     """
 
     calls: Mapping[int, int]
-    repeats: int
+    repeats: Mapping[int, int]
     tokens: int
     tasks: int
     settle: int
@@ -90,14 +92,14 @@ class Sizes:
 
 FULL = Sizes(
     calls={1: 12, 8: 96, 32: 384, 64: 384},
-    repeats=3,
+    repeats={1: 3, 8: 8, 32: 12, 64: 3},
     tokens=128,
     tasks=4000,
     settle=22_000,
     soak=5000,
     idle_s=4.0,
 )
-QUICK = Sizes(calls={8: 48}, repeats=1, tokens=16, tasks=500, settle=0, soak=750, idle_s=1.0)
+QUICK = Sizes(calls={8: 48}, repeats={8: 1}, tokens=16, tasks=500, settle=0, soak=750, idle_s=1.0)
 
 
 # -- sides ---------------------------------------------------------------------------------------------------------
@@ -183,6 +185,13 @@ class Turns:
             **{name: rounded(value) for name, value in self.waits().items()},
             "all_tokens_s": [rounded(turn.tokens_s) for turn in self.all],
         }
+
+    def over(self, other: Turns) -> float | None:
+        """Tokens a second over those of another side, which took turns with it: the median of the ratios turn by turn,
+        since what a machine does from one minute to the next is more than what they differ by."""
+        pairs = zip(self.all, other.all, strict=True)
+        ratios = [one.tokens_s / theirs.tokens_s for one, theirs in pairs]
+        return statistics.median(ratios) if ratios else None
 
     def waits(self) -> dict[str, float | None]:
         """Percentiles of the time to the first text and to the end."""
@@ -307,12 +316,17 @@ def compare(
     for side in sides.values():
         side.turn(Slice(in_flight, in_flight, next(firsts), sizes.tokens))
     found = {name: Turns() for name in sides}
-    for _ in range(sizes.repeats):
+    for turn in range(sizes.repeats[in_flight]):
         asked = Slice(in_flight, sizes.calls[in_flight], next(firsts), sizes.tokens)
-        for name, side in sides.items():
+        for name, side in _there_and_back(sides, turn):
             found[name].all.append(side.turn(asked))
     print(", ".join(f"{name} {shown(of.tokens_s)}" for name, of in found.items()), "tokens/s", flush=True)
     return found
+
+
+def _there_and_back(sides: Mapping[str, Side], turn: int) -> Iterable[tuple[str, Side]]:
+    """The sides, every other time in the opposite order, so that none always follows the same one."""
+    return sides.items() if turn % 2 == 0 else reversed(list(sides.items()))
 
 
 def traffic(
@@ -330,19 +344,14 @@ def traffic(
 def request_figures(found: Mapping[int, Mapping[str, Turns]]) -> dict[str, float | None]:
     """Tokens a second over those of the bare engine, times, and what workers cost."""
     levels = sorted({1, 8, 32, 64} | found.keys())
-    rates = {level: {name: of.tokens_s for name, of in sides.items()} for level, sides in found.items()}
 
-    def over(level: int, one: str, other: str) -> float | None:
-        of = rates.get(level, {})
-        return ratio(of.get(one), of.get(other))
+    def over_bare(level: int, side: str) -> float | None:
+        sides = found.get(level)
+        return None if sides is None else sides[side].over(sides["bare"])
 
     return {
-        **{f"tokens_ratio_{level}": over(level, "fanned", "bare") for level in levels},
-        **{
-            f"tokens_ratio_{side}_{level}": over(level, side, "bare")
-            for side in SIDES[2:]
-            for level in levels
-        },
+        **{f"tokens_ratio_{level}": over_bare(level, "fanned") for level in levels},
+        **{f"tokens_ratio_{side}_{level}": over_bare(level, side) for side in SIDES[2:] for level in levels},
         "added_ttft_ms_p50": _added_ms(found.get(8)),
         **{
             f"{name}_{side}_{level}": value
@@ -350,7 +359,11 @@ def request_figures(found: Mapping[int, Mapping[str, Turns]]) -> dict[str, float
             for side in ASKING
             for name, value in sides[side].waits().items()
         },
-        **{f"tokens_s_{side}_{level}": of for level, sides in rates.items() for side, of in sides.items()},
+        **{
+            f"tokens_s_{side}_{level}": of.tokens_s
+            for level, sides in found.items()
+            for side, of in sides.items()
+        },
         **{
             f"cpu_s_per_1000_calls_{side}_{level}": of.cpu_s_per_1000
             for level, sides in found.items()
@@ -467,7 +480,7 @@ def nothings(processes: Processes, server: Server, sizes: Sizes) -> dict[str, Sp
     for rate in rates.values():
         rate(count=SLOTS)
     taken: dict[str, list[float]] = {name: [] for name in rates}
-    for _ in range(sizes.repeats + 1):
+    for _ in range(NOTHING_TURNS):
         for name, rate in rates.items():
             taken[name].append(rate(count=sizes.tasks))
     processes.stop([asking.started, *workers])

@@ -438,13 +438,13 @@ def turns(inference: ModuleType, *tokens_s: float, first_s: float) -> object:
     return inference.Turns([inference.Turn(rate, 0.001, [first_s], [2 * first_s]) for rate in tokens_s])
 
 
-def test_a_worker_is_compared_with_the_bare_engine_by_medians(inference: ModuleType) -> None:
+def test_a_worker_is_compared_with_the_bare_engine_turn_by_turn(inference: ModuleType) -> None:
     rates = {
         "bare": (100.0, 200.0, 900.0),
-        "fanned": (150.0,),
-        "read": (100.0,),
-        "users": (50.0,),
-        "http": (20.0,),
+        "fanned": (60.0, 150.0, 720.0),
+        "read": (100.0, 100.0, 100.0),
+        "users": (50.0, 50.0, 50.0),
+        "http": (20.0, 20.0, 20.0),
     }
     firsts = {"bare": 0.010, "users": 0.013, "http": 0.040}
     sides = {name: turns(inference, *values, first_s=firsts.get(name, 0.0)) for name, values in rates.items()}
