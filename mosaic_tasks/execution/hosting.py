@@ -33,7 +33,7 @@ from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, 
 from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, failure, timed_out
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
-from mosaic_tasks.execution.sharing import Lengths, calls_ahead
+from mosaic_tasks.execution.sharing import Lengths, calls_ahead, patience_s
 from mosaic_tasks.execution.warming import Warmer
 
 log = structlog.get_logger(__name__)
@@ -426,11 +426,19 @@ class Host:
             self._quiet.set()
 
     def _hand_back(self, now: float) -> None:
-        """Calls that wait for a slot for longer than a message's share of work may run elsewhere meanwhile."""
-        patience_s = 0.0 if self._drains else 2 * self._process.settings.batch_s
+        """Calls that wait for a slot for too long may run elsewhere meanwhile."""
         for run in list(self._touched.values()):
-            if run.hand_back_late(now - patience_s):
+            if run.hand_back_late(now - self._patience_s()):
                 self._length_s, self._slots.ahead = _LONG_S, 0  # calls have become longer than they were
+
+    def _patience_s(self) -> float:
+        """How long calls wait here for a slot."""
+        if self._drains:
+            return 0.0
+        process = self._process
+        is_alone = all(process.slots(queue) <= 1 for queue in process.serves)
+        length_s = self._length_s if is_alone and self._slots.ahead else 0.0
+        return patience_s(length_s=length_s, batch_s=process.settings.batch_s)
 
     def _hand_back_blocking(self, now: float) -> None:
         """What waits for a thread may run elsewhere, if there is somebody."""

@@ -74,6 +74,17 @@ def calls_ahead(slots: int, *, length_s: float, batch_s: float) -> int:
     return _fitting(slots * batch_s, length_s, slots)
 
 
+def patience_s(*, length_s: float, batch_s: float) -> float:
+    """How long a call that is at hand waits for a slot before somebody else is to have it: twice a message's share of
+    work. Where nobody else could run it, for as long as two calls take, too: calls that began together end together, so
+    all slots may become free at once and none before.
+
+    Args:
+        length_s: of calls, as far as a host looks ahead and is alone; 0: it is not.
+    """
+    return 2 * max(batch_s, length_s)
+
+
 def _fitting(time_s: float, length_s: float, most: int) -> int:
     """How many calls of a length fit into a time, at most `most`; a length may be next to nothing."""
     return most if length_s * most <= time_s else int(time_s / length_s)

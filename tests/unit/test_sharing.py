@@ -13,6 +13,7 @@ from mosaic_tasks.execution.sharing import (
     calls_ahead,
     calls_to_keep,
     claim_size,
+    patience_s,
 )
 
 LENGTHS = st.one_of(st.none(), st.floats(0, 100))
@@ -82,3 +83,8 @@ def test_lengths_follow_what_is_measured() -> None:
     found = lengths.get("a")
     assert found is not None
     assert abs(found - 2.0) < 0.01
+
+
+@pytest.mark.parametrize(("length_s", "patience"), [(0.0, 0.2), (0.05, 0.2), (0.235, 0.47)])
+def test_who_is_alone_waits_for_calls_that_began_together(length_s: float, patience: float) -> None:
+    assert patience_s(length_s=length_s, batch_s=0.1) == pytest.approx(patience)
