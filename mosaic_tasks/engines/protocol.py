@@ -162,6 +162,7 @@ async def complete(
     request: EngineRequest,
     *,
     on_delta: Callable[[str], None] | None = None,
+    on_first: Callable[[], None] | None = None,
     is_enough: Callable[[], bool] | None = None,
 ) -> Completion:
     """The whole answer of `engine`, `request.prefix` included; `on_delta` sees each new piece as it comes.
@@ -169,32 +170,67 @@ async def complete(
     What a model thinks before it answers is kept apart.
 
     Args:
+        on_first: is called once, before `on_delta` sees the first piece.
         is_enough: asked after each piece; where it says so, the engine stops, and what is there is the answer.
     """
     if request.prefix and not continues(engine):
         raise EngineRefused(f"engine {engine.name!r} cannot continue an answer; ask it without a prefix")
-    pieces, thoughts = [request.prefix], [""]
-    reader = ReasoningReader()
-
-    def hear(part: Parted) -> None:
-        thoughts.append(part.reasoning)
-        pieces.append(part.answer)
-        if part.answer and on_delta is not None:
-            on_delta(part.answer)
-
+    answer = _Answer(request.prefix, on_first, on_delta)
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
             if isinstance(event, Finished):
-                hear(reader.close())
-                text, thought = "".join(pieces), "".join(thoughts)
-                return Completion(text, event.usage, event.reason, thought, event.logprobs)
-            hear(Parted(event.text, "") if request.prefix else reader.feed(event.text))
-            if is_enough is not None and is_enough():
-                text, thought = "".join(pieces), "".join(thoughts)
+                answer.end()
                 return Completion(
-                    text, _used_so_far(engine, request, thought + text), "stop", thought, is_cut=True
+                    answer.text, event.usage, event.reason, answer.thought, logprobs=event.logprobs
                 )
+            answer.hear(event.text)
+            if is_enough is not None and is_enough():
+                used = _used_so_far(engine, request, answer.thought + answer.text)
+                return Completion(answer.text, used, "stop", answer.thought, is_cut=True)
     raise EngineError(f"engine {engine.name!r} ended its stream without saying that it finished; try again")
+
+
+class _Answer:
+    """An answer as it is written; what the model thinks before it stands apart."""
+
+    def __init__(
+        self, prefix: str, on_first: Callable[[], None] | None, on_delta: Callable[[str], None] | None
+    ) -> None:
+        self._on_first, self._on_delta = on_first, on_delta
+        self._pieces, self._thoughts = [prefix], [""]
+        self._reader = None if prefix else ReasoningReader()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self._thoughts)
+
+    def hear(self, text: str) -> None:
+        """The model wrote more. Once the answer has begun, all of it is answer, and nothing is read for tags."""
+        if self._reader is not None:
+            text = self._parted(self._reader.feed(text))
+        if text:
+            self._pieces.append(text)
+            if self._on_first is not None:
+                self._on_first()
+                self._on_first = None
+            if self._on_delta is not None:
+                self._on_delta(text)
+
+    def end(self) -> None:
+        """The model wrote all."""
+        if self._reader is not None:
+            rest, self._reader = self._reader.close(), None
+            self.hear(self._parted(rest))
+
+    def _parted(self, part: Parted) -> str:
+        self._thoughts.append(part.reasoning)
+        if self._reader is not None and self._reader.is_over:
+            self._reader = None
+        return part.answer
 
 
 def _used_so_far(engine: Engine, request: EngineRequest, written: str) -> Usage:

@@ -20,6 +20,9 @@ class ReasoningReader:
     Reasoning is what stands in tags at the beginning, in one or several pairs; a tag behind the first word of the
     answer is part of the answer. White space around the tags is dropped, all other text is kept as it is. Where
     the closing tag never comes, all is reasoning.
+
+    Attributes:
+        is_over: the answer has begun, so whatever follows is answer; it need not be read any more.
     """
 
     def __init__(self, *, opened: bool = False) -> None:
@@ -31,6 +34,11 @@ class ReasoningReader:
         self._in: Literal["lead", "reasoning", "answer"] = "reasoning" if opened else "lead"
         self._dropping = opened  # a tag has come, so white space in the lead is around a tag
         self._held = ""
+
+    @property
+    def is_over(self) -> bool:
+        """See the class."""
+        return self._in == "answer"
 
     def feed(self, text: str) -> Parted:
         """Reads on. What may be the beginning of a tag is held back until more is known."""

@@ -233,13 +233,7 @@ async def _ask(
     timed = msgspec.structs.replace(request, timeout_s=clock.left_s())
     server_url: Callable[[str], str] | None = getattr(engine, "server_url", None)
     with asking(engine.name, timed, server=server_url(timed.model) if server_url else "") as asked:
-
-        def hear(piece: str) -> None:
-            asked.hears()
-            if on_delta is not None:
-                on_delta(piece)
-
-        answer = await complete(engine, timed, on_delta=hear, is_enough=is_enough)
+        answer = await complete(engine, timed, on_delta=on_delta, on_first=asked.hears, is_enough=is_enough)
         asked.is_answered(answer)
     if answer.finish_reason == "refused":
         raise ContentRefused(f"engine {engine.name!r} declined to answer: its content filter stopped it")

@@ -197,8 +197,12 @@ class Recovering:
         return self._process.plan_of(run_id).label(INPUTS if call == INPUTS_CALL else CallId(call).node)
 
     def run_ended(self, run_id: str, standing: RunStanding) -> None:
-        """It is counted, and its trace gets its root."""
+        """It is counted, and its trace gets its root. What was sent and will not be asked any more is no load."""
         self._process.observer.run_ended(run_id, standing)
+        if standing.status != "done":
+            with suppress(UnknownRun):  # past its retention by now: what it had sent has lapsed
+                if self._process.plan_of(run_id).has_routed:
+                    release_sent(self._process, run_id)
 
     def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> None:
         """They are counted, and told of: who lost them cannot."""
@@ -212,18 +216,11 @@ class Recovering:
         self._process.observer.swept(ages, mended=mended)
         self._telling.sweep()
 
-    def over(self, run_id: str) -> None:
-        """Objects outlive their run by the retention. What was sent and will not be asked any more is no load. Who
-        watches is told how it ended."""
-        expires_s = time.time() + self._process.settings.retention_s
-        self._process.payloads.keep_objects_until(run_id, expires_s)
-        with suppress(
-            UnknownRun
-        ):  # it was never opened, or is past its retention: what it had sent has lapsed
-            run = self._process.ledger.run(run_id)
-            if run.status != "done" and self._process.plan_of(run_id).has_routed:
-                release_sent(self._process, run_id)
-            self._process.reporter.run_ended(run)
+    def over(self, run_ids: Sequence[str]) -> None:
+        """Objects outlive their run by the retention. Who watches is told how they ended."""
+        process = self._process
+        process.payloads.keep_objects_until(run_ids, time.time() + process.settings.retention_s)
+        process.reporter.runs_ended([run for run in process.ledger.runs(run_ids) if run is not None])
 
     def expire(self) -> None:
         """Deletes the objects of runs past their retention, and the queues of workers that died."""

@@ -356,7 +356,7 @@ class Process:
         )
         if ready is None:
             return False
-        self.payloads.keep_objects_until(run_id, time.time() + keep_s)
+        self.payloads.keep_objects_until([run_id], time.time() + keep_s)
         self.ledger.list_run(run_id, now_ms=self.now_ms(), keep_s=keep_s)  # may have been unlisted meanwhile
         self.publish(run_id, plan, ready)
         return True

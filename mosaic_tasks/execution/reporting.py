@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
 from celery import Celery
 
+from mosaic_queues.outbox import keep_client
 from mosaic_queues.transitions import RunRecord
 from mosaic_tasks.execution.watch import attend
 
@@ -97,10 +99,15 @@ class Reporter:
         """A call does not count any more. Where another process has taken it up, that one says what becomes of it."""
         self._revoked(task_of(run_id, call), reason)
 
-    def run_ended(self, run: RunRecord) -> None:
-        """A run is over."""
+    def runs_ended(self, runs: Sequence[RunRecord]) -> None:
+        """Runs are over; they are told together."""
         if not self._enabled:
             return
+        for run in runs:
+            self._run_ended(run)
+        self.flush()  # the watch looks only while calls run
+
+    def _run_ended(self, run: RunRecord) -> None:
         self._run_received(run.run_id, run.name)  # once more, for who came later
         if run.status == "done":
             self._succeeded(run.run_id, ((run.ended_ms or run.created_ms) - run.created_ms) / 1000, "done")
@@ -108,7 +115,6 @@ class Reporter:
             self._revoked(run.run_id, run.error)
         else:
             self._failed(run.run_id, run.error, retried=False)
-        self.flush()  # the watch looks only while calls run
 
     def _succeeded(self, task_id: str, runtime_s: float, result: str) -> None:
         self._add("task-succeeded", uuid=task_id, result=result[:RESULT_CHARS], runtime=runtime_s)
@@ -156,6 +162,7 @@ class Reporter:
                 return
             self._buffered = 0
             try:
+                keep_client(self._dispatcher.producer.channel)
                 self._dispatcher.flush(errors=False)
             except Exception as error:  # noqa: BLE001 - a lost picture must not lose a result
                 log.warning("reporting.lost", what="task events lost", error=str(error))

@@ -8,12 +8,12 @@ through the process's hub (`mosaic_queues.following`), so readers take no connec
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 from mosaic_queues.content import contents_of
 from mosaic_queues.errors import InputError
 from mosaic_queues.events import Event, read_events
-from mosaic_queues.following import Following, Found, last_entry
+from mosaic_queues.following import FROM_NOW_ON, NOTHING, Following, Found, last_entry
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.streams import ENTRIES_READ, Chunk, chunks_of, position_of
@@ -31,7 +31,6 @@ from mosaic_tasks.definition.plan import NodePlan
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 StreamKind = Literal["text", "items", "value", "retract", "end"]
-_NOTHING = "0-0"
 LOOK_S = 30.0
 """Whoever heard nothing for so long looks whether there still is a run: one that a server lost, or that is past its
 retention before anybody was told of its end, says nothing any more."""
@@ -39,6 +38,8 @@ _AT_ONCE = 128
 """So many events are held at once: a fan-out may have a hundred thousand items that are done already."""
 _INLINE = (b"\x00", b"\x01")
 """First bytes of the envelopes that hold their value; see `mosaic_queues.payloads`."""
+_BARE = (b"\x96\xa3end", b"\x96\xa7retract")
+"""How the heads of chunks begin that have no value, as msgpack."""
 
 
 class StreamEvent(NamedTuple):
@@ -79,9 +80,14 @@ class Source(NamedTuple):
         """The id of the latest entry of one of the run's streams."""
         return last_entry(self.ledger.client, stream)
 
-    def is_run_over(self) -> bool:
-        """Whether nothing more can come."""
-        return self.ledger.run(self.run_id).status != "running"
+    def ask_state(self, pipe: Any) -> None:
+        """Asks whether the run goes on, and for the output."""
+        self.ledger.ask_status(pipe, self.run_id)
+        pipe.hget(self.ledger.keys.run(self.run_id)[2], str(self.number))
+
+    def state(self, status: bytes | None, envelope: bytes | None) -> tuple[bool, bytes | None]:
+        """Whether nothing more can come, and the envelope of what the node put out; None: it has not closed."""
+        return not self.ledger.is_running(self.run_id, status), envelope
 
     def closing(self, envelope: bytes, *, corrects: bool) -> Iterator[_Piece]:
         """The whole output of a closed node, and its end; `corrects`: instead of what was said before."""
@@ -112,12 +118,20 @@ class Part(Protocol[T_co]):
 
     Attributes:
         is_over: nothing more comes.
+        must_ask: what `take_in` is given next must come from the server, with the answers to `ask`.
     """
 
     is_over: bool
 
+    @property
+    def must_ask(self) -> bool:
+        """See above."""
+
     def cursors(self) -> Mapping[str, str]:
         """The streams to follow."""
+
+    def ask(self, pipe: Any, /) -> object:
+        """What it has to know besides what its streams say; they are read after this."""
 
     def is_local(self, found: Found, /) -> bool:
         """Whether `take_in` needs no trip to the server for what was found."""
@@ -134,56 +148,57 @@ class Pieces:
     """
 
     def __init__(self, source: Source, after: str | None) -> None:
-        entry, _, given = _checked(after or _NOTHING, r"\d+-\d+(/\d)?").partition("/")
+        entry, _, given = _checked(after or NOTHING, r"\d+-\d+(/\d)?").partition("/")
         keys = source.ledger.keys
         self._stream = keys.stream(source.run_id, str(source.number))
         self._run_end = keys.run(source.run_id)[5]
-        last = source.last_entry(self._stream) if after else _NOTHING
+        last = source.last_entry(self._stream) if after else NOTHING
         self._source, self._cursor = source, min(entry, last, key=position_of)
         self._given = int(given or 0)
-        self._must_look, self.is_over = True, False
+        self._held: list[Chunk] = []
+        self.must_ask, self.is_over = True, False
 
     def cursors(self) -> Mapping[str, str]:
         """Its own stream, and that of the run's end."""
-        return {self._stream: self._cursor, self._run_end: _NOTHING}
+        return {self._stream: self._cursor, self._run_end: NOTHING}
+
+    def ask(self, pipe: Any) -> None:
+        """Whether the node closed, or never will."""
+        self._source.ask_state(pipe)
 
     def is_local(self, found: Found) -> bool:
-        """Whether every chunk holds its value."""
-        fields = [fields for entries in found.values() for _, fields in entries]
-        return not self._must_look and all(each.get(b"d", b"")[:1] in _INLINE for each in fields)
+        """Whether every chunk holds its value, or has none."""
+        return all(
+            fields[b"d"][:1] in _INLINE or fields[b"c"].startswith(_BARE)
+            for _, fields in found.get(self._stream, ())
+        )
 
     def take_in(self, found: Found) -> Iterator[StreamEvent]:
         """New chunks; and the end of a node that closed without saying so in its stream."""
-        self._must_look = self._must_look or self._run_end in found
-        chunks = chunks_of(found.get(self._stream, ()))
-        if chunks:
-            yield from self._events(chunks)
-        elif self._must_look:
-            self._must_look = False
-            yield from self._look()
-
-    def _look(self) -> Iterator[StreamEvent]:
-        """Whether the node closed, or never will."""
-        was_over, envelope = self._source.is_run_over(), self._source.output()
-        if envelope is not None or was_over:
-            yield from self._events(self._chunks_behind(self._cursor))
-            if not self.is_over and envelope is not None:
+        was_over, envelope = self._source.state(*found.answers) if found.answers else (False, None)
+        has_closed = was_over or envelope is not None
+        self.must_ask = self._run_end in found or (has_closed and found.may_be_more)
+        yield from self._events(self._known(found))
+        if has_closed and not (found.may_be_more or self.is_over):
+            if envelope is not None:
                 yield from self._closing(envelope)
             self.is_over = True
 
-    def _chunks_behind(self, entry: str, most: int | None = None) -> list[Chunk]:
-        run_id, stream = self._source.run_id, str(self._source.number)
-        return self._source.ledger.chunks(run_id, stream, after=entry, most=most)
+    def _known(self, found: Found) -> list[Chunk]:
+        """The chunks that came. An end waits for what may be behind it."""
+        chunks = self._held + chunks_of(found.get(self._stream, ()))
+        may_go_on = found.may_be_more and bool(chunks) and chunks[-1].kind == "end"
+        self._held = [chunks.pop()] if may_go_on else []
+        return chunks
 
     def _events(self, chunks: list[Chunk]) -> Iterator[StreamEvent]:
         values = self._values(chunks)
         for chunk in chunks:
             self._cursor = chunk.id
-            if chunk.kind == "end":
-                if chunk is not chunks[-1] or self._chunks_behind(chunk.id, most=1):
-                    continue  # the node ran again since
-                self.is_over = True
+            if chunk.kind == "end" and chunk is not chunks[-1]:
+                continue  # the node ran again since
             if chunk.kind in ("retract", "end"):
+                self.is_over = chunk.kind == "end"
                 yield StreamEvent(chunk.id, self._source.name, chunk.kind, chunk.offset)
             elif chunk.id in values:
                 kind: StreamKind = "text" if chunk.kind == "text" else "items"
@@ -200,7 +215,7 @@ class Pieces:
     def _closing(self, envelope: bytes) -> Iterator[StreamEvent]:
         if self._has_ended():
             return
-        pieces = self._source.closing(envelope, corrects=self._cursor != _NOTHING)
+        pieces = self._source.closing(envelope, corrects=self._cursor != NOTHING)
         for place, piece in enumerate(pieces, 1):
             if place > self._given:
                 yield StreamEvent(f"{self._cursor}/{place}", self._source.name, *piece)
@@ -223,12 +238,7 @@ class _Counted:
 
     def cursors(self) -> Mapping[str, str]:
         """The run's events from now on; what they say is read elsewhere."""
-        events = self._source.ledger.keys.run(self._source.run_id)[3]
-        return {events: self._source.last_entry(events)}
-
-    def is_local(self, _: Found) -> bool:
-        """Never."""
-        return False
+        return {self._source.ledger.keys.run(self._source.run_id)[3]: FROM_NOW_ON}
 
     def _counted(self, pieces: Iterable[_Piece]) -> Iterator[StreamEvent]:
         for piece in pieces:
@@ -240,10 +250,24 @@ class _Counted:
 class Whole(_Counted):
     """A node that gives all at once."""
 
-    def take_in(self, _: Found) -> Iterator[StreamEvent]:
+    def __init__(self, source: Source, after: str | None) -> None:
+        super().__init__(source, after)
+        self.must_ask = True
+
+    def ask(self, pipe: Any) -> None:
+        """For its output."""
+        self._source.ask_state(pipe)
+
+    def is_local(self, _: Found) -> bool:
+        """Always: what happened only has it ask."""
+        return True
+
+    def take_in(self, found: Found) -> Iterator[StreamEvent]:
         """Its output, once it closed."""
-        was_over = self._source.is_run_over()
-        envelope = self._source.output()
+        self.must_ask = bool(found)
+        if not found.answers:
+            return
+        was_over, envelope = self._source.state(*found.answers)
         self.is_over = was_over or envelope is not None
         if envelope is not None:
             yield from self._counted(self._source.closing(envelope, corrects=False))
@@ -252,9 +276,18 @@ class Whole(_Counted):
 class Items(_Counted):
     """A fan-out whose items no node reads one by one: the outputs of its calls, as they are done."""
 
+    must_ask = False
+
     def __init__(self, source: Source, after: str | None) -> None:
         super().__init__(source, after)
         self._seen, self._size, self._own = "0", 0, str(source.number)
+
+    def ask(self, _: Any) -> None:
+        """Nothing: its events say it all."""
+
+    def is_local(self, _: Found) -> bool:
+        """Never."""
+        return False
 
     def take_in(self, _: Found) -> Iterator[StreamEvent]:
         """The items that were done, and the end once it closed. What was done before it ran again is counted only."""
@@ -338,7 +371,7 @@ class _Reading(Generic[T]):
 
     Args:
         open_part: how it is read; may need trips to the server.
-        ring: called from another thread when there may be more.
+        ring: called when there may be more: in the thread of `loop`, else in another one.
         stands: raises where what is read is there no more; asks the server.
         page: entries of a stream that are held at once.
     """
@@ -349,15 +382,18 @@ class _Reading(Generic[T]):
         open_part: Callable[[], Part[T]],
         *,
         follow: bool,
-        ring: Callable[[], None],
+        ring: Callable[[], object],
+        loop: asyncio.AbstractEventLoop | None,
         stands: Callable[[], object],
-        page: int = ENTRIES_READ,
+        page: int,
     ) -> None:
-        self._page, self._stands = page, stands
-        self._ledger, self._open_part, self._follow, self._ring = ledger, open_part, follow, ring
+        self._ledger, self._open_part, self._follow, self._stands = ledger, open_part, follow, stands
+        self._options: dict[str, Any] = {"ring": ring, "loop": loop, "page": page}
         self._ready: deque[T] = deque()
         self._coming: Iterator[T] | None = None
-        self._has_found = False
+        self._may_be_more = False
+        self._must_step = True
+        """The next step may give something though nothing rang."""
         self._is_over = False
         self._part: Part[T] | None = None
         self._following: Following | None = None
@@ -368,30 +404,20 @@ class _Reading(Generic[T]):
         if self._part is None or self._following is None:
             client, keys = self._ledger.client, self._ledger.keys
             self._part = self._open_part()
-            cursors = self._part.cursors()
-            self._following = Following(client, keys, cursors, ring=self._ring, page=self._page)
+            self._following = Following(client, keys, self._part.cursors(), **self._options)
             finalizer = weakref.finalize(self, self._following.leave)
             finalizer.atexit = False
             self._leave = finalizer
         return self._part, self._following
 
-    def _step(self, found: Found | None = None) -> bool:
-        """Takes what came or was found at hand, piece by piece; False: nothing came. Leaves when nothing more comes."""
+    def _step(self) -> None:
+        """Takes what came, piece by piece, from the server where it has to. Leaves when nothing more comes."""
         try:
             part, following = self._open()
-            is_rest = self._coming is not None
+            found = None
             if self._coming is None:
-                if found is None:
-                    found = following.take(follow=self._follow)
-                else:
-                    following.advance(found)
-                self._coming, self._has_found = part.take_in(found), bool(found)
-            taken = list(islice(self._coming, _AT_ONCE))
-            self._ready.extend(taken)
-            if len(taken) < _AT_ONCE:
-                self._coming = None
-                self._is_over = self._is_over or part.is_over or not (self._has_found or self._follow)
-            return self._has_found or is_rest  # for what came meanwhile nobody looked
+                found = following.take(follow=self._follow, ask=part.ask if part.must_ask else None)
+            self._take_in(part, found)
         except BaseException:
             self._is_over = True
             raise
@@ -399,12 +425,29 @@ class _Reading(Generic[T]):
             if self._is_over:
                 self._leave()
 
+    def _take_in(self, part: Part[T], found: Found | None) -> None:
+        """What was found as events; None: more of the last time, while others may have come."""
+        if found is not None:
+            self._coming, self._may_be_more = part.take_in(found), found.may_be_more
+        taken = list(islice(self._coming or (), _AT_ONCE))
+        self._ready.extend(taken)
+        if len(taken) < _AT_ONCE:
+            self._coming = None
+            is_all = not (self._follow or self._may_be_more or part.must_ask)
+            self._is_over = self._is_over or part.is_over or is_all
+        self._must_step = found is None or self._coming is not None or self._may_be_more or part.must_ask
+
     def _at_hand(self) -> Found | None:
         """What the next step can take in without a trip to the server; None: it needs one."""
-        if self._part is None or self._following is None or self._coming is not None:
+        part, following = self._part, self._following
+        if part is None or following is None or self._coming is not None or part.must_ask:
             return None
-        found = self._following.at_hand()
-        return found if found is not None and self._part.is_local(found) else None
+        found = following.at_hand()
+        return found if found is not None and part.is_local(found) else None
+
+    def _wait_s(self) -> float:
+        """It waits for so long, if at all."""
+        return math.inf
 
 
 def _nothing_to_leave() -> None:
@@ -427,7 +470,9 @@ class Reading(_Reading[T]):
         page: int = ENTRIES_READ,
     ) -> None:
         self._bell = threading.Event()
-        super().__init__(ledger, open_part, follow=follow, ring=self._bell.set, stands=stands, page=page)
+        super().__init__(
+            ledger, open_part, follow=follow, ring=self._bell.set, loop=None, stands=stands, page=page
+        )
         self._open()
 
     def __iter__(self) -> Self:
@@ -437,13 +482,17 @@ class Reading(_Reading[T]):
         while not self._ready:
             if self._is_over:
                 raise StopIteration
-            self._bell.clear()
-            if not (self._step() or self._ready or self._is_over):
+            if not (self._must_step or self._bell.is_set()):
                 self._await_more()
+            self._bell.clear()
+            if not self._is_over:
+                self._step()
         return self._ready.popleft()
 
     def _await_more(self) -> None:
-        while not self._bell.wait(LOOK_S):
+        """Until it rings, or has to look."""
+        wait_s = self._wait_s()
+        if not self._bell.wait(min(LOOK_S, wait_s)) and wait_s > LOOK_S:
             self._stands()
 
     def close(self) -> None:
@@ -461,6 +510,49 @@ class Reading(_Reading[T]):
         self.close()
 
 
+class _Bell:
+    """What a coroutine waits at. It is rung in the loop's thread; its alarm outlasts many waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._event, self._until_s = loop, asyncio.Event(), 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self.is_rung = False
+
+    def ring(self) -> None:
+        """There may be more."""
+        self.is_rung = True
+        self._event.set()
+
+    def hush(self) -> None:
+        """It is rung anew from now on."""
+        self.is_rung = False
+        self._event.clear()
+
+    async def wait(self, until_s: float) -> None:
+        """Until it rings, or the time has come by the loop's clock."""
+        self._until_s = until_s
+        if self._alarm is None or self._alarm.when() > until_s:
+            self._set_alarm()
+        await self._event.wait()
+
+    def _set_alarm(self) -> None:
+        self.end()
+        self._alarm = self._loop.call_at(self._until_s, self._wake)
+
+    def _wake(self) -> None:
+        self._alarm = None
+        if self._loop.time() < self._until_s:  # a later wait goes on for longer
+            self._set_alarm()
+        else:
+            self._event.set()
+
+    def end(self) -> None:
+        """Nobody waits at it any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+
 class AsyncReading(_Reading[T]):
     """Events for coroutines. One that is cancelled while it waits for an event loses none.
 
@@ -476,21 +568,18 @@ class AsyncReading(_Reading[T]):
         stands: Callable[[], object],
         page: int = ENTRIES_READ,
     ) -> None:
-        loop, self._bell = asyncio.get_running_loop(), asyncio.Event()
-        bell, self._looked_s = self._bell, loop.time()
-
-        def ring() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(bell.set)
-
-        super().__init__(ledger, open_part, follow=follow, ring=ring, stands=stands, page=page)
-        self._trip: asyncio.Task[bool] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._bell, self._look_s = _Bell(self._loop), self._loop.time() + LOOK_S
+        super().__init__(
+            ledger, open_part, follow=follow, ring=self._bell.ring, loop=self._loop, stands=stands, page=page
+        )
+        self._trip: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        if not await self._has_more():
+        if not (self._ready or await self._has_more()):
             raise StopAsyncIteration
         return self._ready.popleft()
 
@@ -512,33 +601,47 @@ class AsyncReading(_Reading[T]):
     async def _has_more(self) -> bool:
         """Waits for an event; False: that was all."""
         while not self._ready:
-            if self._is_over:
-                return False
-            self._bell.clear()
-            if not (await self._step_async() or self._ready or self._is_over):
-                await self._await_more()
+            if self._trip is None:
+                if not (self._must_step or self._bell.is_rung or self._is_over):
+                    await self._await_more()
+                if self._is_over:
+                    return False
+                self._bell.hush()
+                if (found := self._at_hand()) is not None:
+                    await self._step_here(found)
+                    continue
+            await self._step_there()
         return True
 
     async def _await_more(self) -> None:
-        """Waits until it is rung. Whoever waits in pieces looks as often as whoever waits in one."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with asyncio.timeout_at(self._looked_s + LOOK_S):
-                    await self._bell.wait()
-                    return
-            except TimeoutError:
-                await asyncio.to_thread(self._stands)
-                self._looked_s = loop.time()  # not before: who is cancelled meanwhile looks again
+        """Until it rings, or has to look. Whoever waits in pieces looks as often as whoever waits in one."""
+        await self._bell.wait(min(self._look_s, self._loop.time() + self._wait_s()))
+        if self._bell.is_rung:
+            self._look_s = self._loop.time() + LOOK_S
+        elif self._loop.time() >= self._look_s:
+            await asyncio.to_thread(self._stands)
+            self._look_s = self._loop.time() + LOOK_S  # not before: who is cancelled meanwhile looks again
 
-    async def _step_async(self) -> bool:
+    async def _step_here(self, found: Found) -> None:
+        """A step without a trip."""
+        part, following = self._open()
+        try:
+            following.advance(found)
+            self._take_in(part, found)
+        except BaseException:
+            self._is_over = True
+            raise
+        finally:
+            if self._is_over:
+                await self._leave_here()
+
+    async def _step_there(self) -> None:
+        """A step with one; who is cancelled meanwhile finds it when it comes again."""
         if self._trip is None:
-            if (found := self._at_hand()) is not None:
-                return self._step(found)
             self._trip = asyncio.create_task(asyncio.to_thread(self._step))
         trip = self._trip
         try:
-            return await asyncio.shield(trip)
+            await asyncio.shield(trip)
         finally:
             if trip.done():
                 self._trip = None
@@ -546,8 +649,15 @@ class AsyncReading(_Reading[T]):
     async def aclose(self) -> None:
         """Ends it."""
         self._is_over = True
-        self._bell.set()
-        await asyncio.to_thread(self._leave)
+        self._bell.ring()
+        await self._leave_here()
+
+    async def _leave_here(self) -> None:
+        """Leaves; a thread is needed for the last one that does."""
+        self._bell.end()
+        end = self._following.part() if self._following is not None else None
+        if end is not None:
+            await asyncio.to_thread(end)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,17 +7,15 @@ what the reader had before.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mosaic_queues.errors import WaitTimeout
 from mosaic_queues.following import Found
 from mosaic_queues.ledger import Ledger
-from mosaic_queues.streams import position_of
+from mosaic_queues.streams import Position, position_of
 from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent
 
 
@@ -63,13 +61,23 @@ class Standing:
         patience: Patience | None = None,
     ) -> None:
         self._part, self._is_ordered, self._is_fresh, self._patience = part, is_ordered, is_fresh, patience
-        self._there = {key: position_of(source.last_entry(key)) for key in part.cursors()}
+        self._source = source
+        self._there: dict[str, Position] | None = None
         self._held: list[StreamEvent] = []
         self._has_caught_up = self.is_over = False
 
     def cursors(self) -> Mapping[str, str]:
         """The streams to follow."""
         return self._part.cursors()
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether it needs answers to `ask`."""
+        return self._part.must_ask
+
+    def ask(self, pipe: Any) -> object:
+        """What it has to know besides what its streams say."""
+        return self._part.ask(pipe)
 
     def is_local(self, found: Found) -> bool:
         """Whether `take_in` needs no trip to the server for what was found."""
@@ -85,14 +93,18 @@ class Standing:
             self._patience.check()
         self._held += self._part.take_in(found)
         self.is_over = self._part.is_over
-        if self.is_over or not self._is_behind(found):
+        if self.is_over or self._has_caught_up or not self._is_behind(found):
             self._has_caught_up = True
             yield from self._let_go()
 
     def _is_behind(self, found: Found) -> bool:
-        """Whether there may be more that was there at the beginning."""
+        """Whether there may be more that was there when it looked first. Whoever finds all at once need not look."""
+        if not found.may_be_more:
+            return False
+        if self._there is None:
+            self._there = {key: position_of(self._source.last_entry(key)) for key in found}
         newest = {key: position_of(entries[-1][0]) for key, entries in found.items()}
-        return bool(newest) and all(position <= self._there[key] for key, position in newest.items())
+        return all(position <= self._there.get(key, position) for key, position in newest.items())
 
     def _let_go(self) -> list[StreamEvent]:
         told = standing(self._held, held_before=self._held_before())
@@ -114,6 +126,8 @@ def standing(events: Sequence[StreamEvent], *, held_before: float) -> list[Strea
     Who goes on behind one of them is told nothing that it has: the last event before a retraction that is left out gets
     its id.
     """
+    if not any(event.kind == "retract" for event in events):
+        return list(events)
     lowest = min((event.offset for event in events if event.kind == "retract"), default=math.inf)
     kept: list[StreamEvent] = []
     most, passed = math.inf, None
@@ -157,13 +171,9 @@ class PatientReading(Reading[StreamEvent]):
         self._patience = patience
         super().__init__(ledger, open_part, follow=follow, stands=stands)
 
-    def _step(self, found: Found | None = None) -> bool:
-        """As any reading's; waits here for what comes next, and has the next step look whether it came."""
-        took = super()._step(found)
-        if self._patience is not None and not (took or self._ready or self._is_over):
-            self._bell.wait(self._patience.left_s)
-            self._bell.set()
-        return took
+    def _wait_s(self) -> float:
+        """What is left of its patience."""
+        return math.inf if self._patience is None else self._patience.left_s
 
 
 class PatientAsyncReading(AsyncReading[StreamEvent]):
@@ -181,13 +191,9 @@ class PatientAsyncReading(AsyncReading[StreamEvent]):
         self._patience = patience
         super().__init__(ledger, open_part, follow=follow, stands=stands)
 
-    async def _step_async(self) -> bool:
-        took = await super()._step_async()
-        if self._patience is not None and not (took or self._ready or self._is_over):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._bell.wait(), self._patience.left_s)
-            self._bell.set()
-        return took
+    def _wait_s(self) -> float:
+        """What is left of its patience."""
+        return math.inf if self._patience is None else self._patience.left_s
 
 
 __all__ = ["Patience", "PatientAsyncReading", "PatientReading", "Standing", "standing"]

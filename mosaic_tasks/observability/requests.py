@@ -35,9 +35,8 @@ class Asked:
         self.answer: Any = None
 
     def hears(self) -> None:
-        """A piece of the answer came."""
-        if not self.first_ns:
-            self.first_ns = time.time_ns()
+        """The first piece of the answer came."""
+        self.first_ns = time.time_ns()
 
     def is_answered(self, answer: Any) -> None:
         """It has its answer: with `usage`, `finish_reason` and `text`."""

@@ -24,9 +24,13 @@ class Bridge:
         """Readable when there are calls, for `hub.add_reader`."""
         return self._reader.fileno()
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Leaves a call, from any thread."""
+    def leave(self, function: Callable[[], object]) -> None:
+        """Leaves a call, from any thread, for when the thread that makes the calls looks."""
         self._calls.append(function)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Leaves a call, and wakes that thread."""
+        self.leave(function)
         self.wake()
 
     def wake(self) -> None:
@@ -37,15 +41,19 @@ class Bridge:
                 self._writer.send(b"\0")
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for calls, in the thread that makes them."""
+        """Waits to be woken, in the thread that makes the calls."""
         with suppress(OSError):  # a signal's handler closed it
             select.select([self._reader], [], [], timeout_s)
+            self.awake()
+
+    def awake(self) -> None:
+        """That thread is awake, and will look after this: what is left from now on wakes it again."""
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+        self._is_woken = False
 
     def run(self) -> None:
         """Makes the calls. One that raises does not keep the others from being made the next time."""
-        with suppress(BlockingIOError):
-            self._reader.recv(4096)
-        self._is_woken = False  # before looking: what is left from now on wakes again
         try:
             while self._calls:
                 self._calls.popleft()()

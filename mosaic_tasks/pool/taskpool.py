@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -23,7 +24,7 @@ from celery.concurrency.base import BasePool
 from celery.utils.nodenames import gethostname
 from celery.worker import state as worker_state
 
-from mosaic_queues.intake import Intake, install_intake
+from mosaic_queues.intake import ACK_S, Intake, install_intake
 from mosaic_tasks.pool.bridge import Bridge
 from mosaic_tasks.pool.jobs import Job
 from mosaic_tasks.pool.looping import LoopThread
@@ -70,7 +71,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
         self._bridge = Bridge()
-        self.slots = Slots(limit or 1, on_free=self._bridge.wake)
+        self.slots = Slots(limit or 1, on_free=self._on_free)
         super().__init__(limit or 1, *args, **options)
         self.hosted: Hosted | None = None
         _app, self._hostname = self.options.get("initargs") or (None, gethostname())
@@ -82,6 +83,8 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._recording = ThreadPoolExecutor(RECORD_THREADS, "mosaic-pool-record")
         self._caller: threading.Thread | None = None
         self._intake: Intake | None = None
+        self._hub: Any = None
+        self._look: Any = None
         self._is_draining = self._is_stopped = False
         self.app.steps["consumer"].add(JoinConsumer)
 
@@ -109,8 +112,11 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._loop.at_end.append(last)
 
     def call_in_hub(self, function: Callable[[], object]) -> None:
-        """Has a function called in the thread that ends requests and acknowledges messages; from any thread."""
-        self._bridge.call(function)
+        """Has a function called in the thread that ends requests and acknowledges messages, within `ACK_S`; from any
+        thread."""
+        self._bridge.leave(function)
+        if self._is_awaited:
+            self._bridge.wake()
 
     # -- Celery's side: in the thread of the hub -----------------------------------------------------------------------
 
@@ -123,7 +129,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     def register_with_event_loop(self, hub: Any) -> None:
         """Has the hub make the calls; again after each loss of the broker."""
-        hub.add_reader(self._bridge.fileno(), self._pump)
+        hub.add_reader(self._bridge.fileno(), self._on_woken)
 
     def join_consumer(self, consumer: Any) -> None:
         """Has a consumer take what there are free slots for; again after each loss of the broker."""
@@ -132,13 +138,14 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         # Requests end in the thread of the hub, so nothing is to be put off to its next turn.
         consumer.call_soon_ack = _call_now
         consumer.controller.wait_for_soft_shutdown = self._drain_softly
-        if self._intake is not None:
-            consumer.hub.on_tick.discard(self._intake.turn)
+        self._hub = consumer.hub
+        self._stop_looking()
+        self._hub.on_tick.discard(self._on_tick)
         self._intake = install_intake(
             consumer.task_consumer.channel, self._free, ahead=lambda: self.slots.ahead
         )
         if self._intake is not None:
-            consumer.hub.on_tick.add(self._intake.turn)
+            self._hub.on_tick.add(self._on_tick)
 
     def on_apply(
         self,
@@ -318,12 +325,47 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     # -- the calls of other threads ------------------------------------------------------------------------------------
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the hub's thread is to be woken for a call or a free slot: somebody waits for it, or it would not
+        look soon."""
+        waits = self._intake is None or self._intake.awaits_room or bool(self._waiting)
+        return waits or self._look is None or self._is_draining
+
+    def _on_free(self) -> None:
+        if self._is_awaited:
+            self._bridge.wake()
+
+    def _on_woken(self) -> None:
+        self._bridge.awake()
+        self._pump()
+
+    def _on_tick(self) -> None:
+        """Before the hub waits. For how long, and whether for messages, it may have decided before this."""
+        looked = self._look
+        self._pump()
+        intake = self._intake
+        if self._look is not looked or (intake is not None and intake.awaits_room and intake.can_consume()):
+            self._bridge.wake()
+
     def _pump(self) -> None:
         """Makes the calls, begins what waits for slots, acknowledges, and takes more messages."""
         self._bridge.run()
         self._begin_waiting()
         if self._intake is not None and not self._is_stopped:
             self._intake.turn()
+            if self._look is None and self._intake.is_owing and not self._is_draining:
+                self._look = self._hub.call_later(ACK_S, self._on_look)
+
+    def _on_look(self) -> None:
+        """Acknowledgements do not wake the hub: it looks for them, while there are any to come."""
+        self._look = None
+        self._pump()
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def _call(self) -> None:
         """Makes the calls where there is no hub."""
@@ -350,7 +392,14 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
             if _is_cold() or self._is_stopped or (until is not None and time.monotonic() > until):
                 return
             self._pump_safely()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Ends what is over, and acknowledges all of it."""
         self._pump_safely()
+        if self._intake is not None and not self._is_stopped:
+            with suppress(*self._intake.channel.connection_errors):  # it comes again
+                self._intake.acknowledge()
 
     def _tell_hosted(self, what: Literal["drain", "abandon"], *arguments: Any) -> None:
         try:
@@ -373,7 +422,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
     def _abandon(self) -> None:
         """Ends what is over, and cancels the rest without a word to its requests."""
         self.flush()
-        self._pump_safely()
+        self._settle()
         for job in list(self._jobs):
             self._stop_job(job)
         self._tell_hosted("abandon")
@@ -385,6 +434,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
 
     def _close(self) -> None:
         self._is_stopped = True
+        self._stop_looking()
         self._loop.stop(END_S)
         for threads in (self._sync, self._recording):
             threads.shutdown(wait=False, cancel_futures=True)

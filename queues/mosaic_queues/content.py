@@ -38,6 +38,9 @@ def contents_of(chunks: Iterable[Chunk], outputs: Outputs, unpack: UnpackMany) -
     """The content of each chunk, by its entry. An item without data is the output of its call, and gone when it was
     taken back since."""
     held = [chunk for chunk in chunks if chunk.kind in ("text", "item")]
+    if all(chunk.data for chunk in held):
+        values = unpack([chunk.data for chunk in held])
+        return dict(zip((chunk.id for chunk in held), values, strict=True))
     named = iter(outputs([chunk.call for chunk in held if not chunk.data]))
     found = [(chunk, chunk.data or next(named)) for chunk in held]
     kept = [(chunk, envelope) for chunk, envelope in found if envelope is not None]

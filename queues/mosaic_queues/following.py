@@ -10,9 +10,11 @@ wakes it when there are more streams to follow.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from redis import Redis
@@ -24,25 +26,50 @@ from mosaic_queues.liveness import incarnation
 from mosaic_queues.per_server import PerServer
 from mosaic_queues.streams import ENTRIES_READ, Position, position_of
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 log = structlog.get_logger(__name__)
 
 TAIL = 512
 """Entries of a stream that the hub keeps for its readers."""
 BLOCK_S = 10.0
 """A trip of the hub takes so long when nothing comes; below the client's own timeout."""
+REST_S = 0.001
+"""The hub rests for so long after each trip that gave something: what many calls put out at once comes in few trips."""
 END_S = 1.0
 """The last reader waits so long for the hub's end."""
+NOTHING = "0-0"
+"""The cursor of a reader that has nothing of a stream."""
+FROM_NOW_ON = "$"
+"""The cursor of a reader that wants nothing of what is there already."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """Id and fields, as the server gives them."""
-Found = dict[str, list[Entry]]
-"""New entries by the key of their stream."""
+Ask = Callable[[Any], object]
+"""Adds commands to a pipeline."""
+
+
+class Found(dict[str, list[Entry]]):
+    """New entries by the key of their stream.
+
+    Attributes:
+        may_be_more: of one of them, behind its last entry here; else they are all that there was.
+        answers: to what was asked in the same trip, right before the streams were read; none where nothing was.
+    """
+
+    may_be_more = False
+    answers: tuple[Any, ...] = ()
 
 
 def last_entry(client: Redis, stream: str) -> str:
     """The id of the latest entry of a stream; `0-0`: it has none."""
     found = cast("list[Entry]", client.xrevrange(stream, count=1))
-    return found[0][0].decode() if found else "0-0"
+    return _last_of(found)
+
+
+def _last_of(entries: list[Entry]) -> str:
+    return entries[-1][0].decode() if entries else NOTHING
 
 
 def _spelled(position: Position) -> str:
@@ -54,28 +81,31 @@ class _Tail:
 
     Attributes:
         start: it holds everything behind this entry, up to `end`.
+        spelled: the id of the last entry, as the server knows it.
         readers: who is rung when more comes.
     """
 
     def __init__(self, start: Position) -> None:
         self.start = self.end = start
+        self.spelled: str | bytes = _spelled(start)
         self.readers: set[Following] = set()
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[tuple[Position, Entry]] = deque()
 
     def add(self, entries: list[Entry]) -> None:
         """Takes what came, and drops what is oldest."""
-        self._entries.extend(entries)
-        self.end = position_of(entries[-1][0])
+        self._entries.extend((position_of(entry[0]), entry) for entry in entries)
+        self.end, self.spelled = self._entries[-1][0], entries[-1][0]
         while len(self._entries) > TAIL:
-            self.start = position_of(self._entries.popleft()[0])
+            self.start = self._entries.popleft()[0]
 
     def behind(self, cursor: Position) -> list[Entry]:
         """The entries behind a cursor that is not before `start`."""
         found: list[Entry] = []
-        for entry in reversed(self._entries):
-            if position_of(entry[0]) <= cursor:
-                break
-            found.append(entry)
+        if cursor < self.end:
+            for position, entry in reversed(self._entries):
+                if position <= cursor:
+                    break
+                found.append(entry)
         return found[::-1]
 
 
@@ -87,38 +117,49 @@ class _Hub:
         self._control = f"{keys.namespace}:hub:{incarnation()}"
         self._heard = "0-0"
         self._tails: dict[str, _Tail] = {}
+        self._followed: dict[str, _Tail] = {}
         self._ended = False
+        self._sleeps = False
         self._lock = threading.RLock()  # a reader that is collected meanwhile leaves from inside
         self._thread = threading.Thread(target=self._run, name="mosaic-hub", daemon=True)
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody reads."""
-        return not any(tail.readers for tail in self._tails.values())
+        return not self._tails
 
-    def join(self, reader: Following, cursors: Mapping[str, Position]) -> bool:
-        """Rings the reader from now on. Streams that nobody reads yet are followed from its cursors, once it is woken:
-        True."""
+    def join(self, reader: Following, cursors: Mapping[str, Position]) -> tuple[bool, bool]:
+        """Rings the reader from now on.
+
+        Returns:
+            Whether it must be woken, to follow streams that nobody read yet from the reader's cursors; and whether the
+            reader has missed something that others were rung for.
+        """
+        is_new = has_missed = False
         with self._lock:
-            is_new = any(key not in self._tails for key in cursors)
             for key, cursor in cursors.items():
-                self._tails.setdefault(key, _Tail(cursor)).readers.add(reader)
+                is_new = is_new or key not in self._tails
+                tail = self._tails.get(key) or _Tail(cursor)
+                tail.readers.add(reader)
+                self._tails[key] = tail  # behind that: its last reader may be collected right before
+                has_missed = has_missed or cursor < tail.end
+            must_wake = is_new and self._sleeps
         if self._thread.ident is None:
             self._thread.start()
-            return False
-        return is_new
+        return must_wake, has_missed
 
-    def leave(self, reader: Following) -> None:
+    def leave(self, reader: Following, keys: Iterable[str]) -> None:
         """Rings the reader no more."""
         with self._lock:
-            for tail in self._tails.values():
-                tail.readers.discard(reader)
-            self._tails = {key: tail for key, tail in self._tails.items() if tail.readers}
+            for key in keys:
+                tail = self._tails.get(key)
+                if tail is not None:
+                    tail.readers.discard(reader)
+                    if not tail.readers:
+                        del self._tails[key]
 
     def end(self) -> None:
         """Ends the thread; when the server is away it ends by itself, later."""
-        if self._ended:
-            return
         self._ended = True
         try:
             self.wake()
@@ -130,14 +171,14 @@ class _Hub:
     def tell(self, error: Exception) -> None:
         """Its readers are told that nothing more comes from it."""
         with self._lock:
-            readers = {reader for tail in self._tails.values() for reader in tail.readers}
-            self._tails = {}
+            tails, self._tails = self._tails, {}
+            readers = set[Following]().union(*(tail.readers for tail in tails.values()))
         for reader in readers:
             reader.fail(error)
 
     def wake(self) -> None:
         """It looks at once which streams to follow."""
-        with self._client.pipeline() as pipe:
+        with self._client.pipeline(transaction=False) as pipe:
             pipe.xadd(self._control, {"w": ""}, maxlen=1)
             pipe.pexpire(self._control, int(2 * BLOCK_S * 1000))
             pipe.execute()
@@ -156,29 +197,33 @@ class _Hub:
 
     def _run(self) -> None:
         while not self._ended:
-            with self._lock:
-                after: dict[Any, Any] = {key: _spelled(tail.end) for key, tail in self._tails.items()}
             try:
-                found = self._client.xread(
-                    {**after, self._control: self._heard}, count=ENTRIES_READ, block=int(BLOCK_S * 1000)
-                )
+                found = self._client.xread(self._wanted(), count=ENTRIES_READ, block=int(BLOCK_S * 1000))
             except Exception as error:  # noqa: BLE001 - whatever it is, the readers must be told
                 self._fail(error)
                 return
-            self._hand_out(cast("list[tuple[bytes, list[Entry]]]", found or ()))
+            if found:
+                self._hand_out(cast("list[tuple[bytes, list[Entry]]]", found))
+                time.sleep(0.0 if self._ended else REST_S)
+
+    def _wanted(self) -> dict[Any, Any]:
+        """What to follow, from where on. Whoever joins from now on has to wake it."""
+        with self._lock:
+            self._sleeps, self._followed = True, self._tails.copy()
+            return {**{key: tail.spelled for key, tail in self._followed.items()}, self._control: self._heard}
 
     def _hand_out(self, found: list[tuple[bytes, list[Entry]]]) -> None:
         rung: set[Following] = set()
         with self._lock:
+            self._sleeps = False
             for raw_key, entries in found:
                 key = raw_key.decode()
                 if key == self._control:
                     self._heard = entries[-1][0].decode()
-                elif (tail := self._tails.get(key)) is not None:
-                    tail.add(entries)
+                elif (tail := self._tails.get(key)) is not None and tail is self._followed.get(key):
+                    tail.add(entries)  # one that came since, in the place of another, may begin before these
                     rung |= tail.readers
-        for reader in rung:
-            reader.ring()
+        _ring(rung)
 
     def _fail(self, error: Exception) -> None:
         """The server did not come back: the readers are told, and the next one gets another hub."""
@@ -206,9 +251,9 @@ class Following:
 
     Args:
         client: of the server, with `decode_responses=False`; sends a command again when the server restarts.
-        cursors: by the key of each stream, the id of the last entry already read; `0-0`: none. An id that the stream
-            has not reached yet would hide what comes from other readers.
-        ring: called from another thread when there may be more to `take`.
+        cursors: by the key of each stream, the id of the last entry already read, `NOTHING`, or `FROM_NOW_ON`. An id
+            that the stream has not reached yet would hide what comes from other readers.
+        ring: called when there may be more to `take`: in the thread of `loop`, else in another one.
         page: it takes so many entries of a stream at once.
     """
 
@@ -218,11 +263,14 @@ class Following:
         keys: Keys,
         cursors: Mapping[str, str],
         *,
-        ring: Callable[[], None],
+        ring: Callable[[], object],
+        loop: AbstractEventLoop | None = None,
         page: int = ENTRIES_READ,
     ) -> None:
-        self._client, self._keys, self.ring, self._page = client, keys, ring, page
-        self._cursors = {key: position_of(cursor) for key, cursor in cursors.items()}
+        self._client, self._keys, self._page = client, keys, page
+        self.ring, self.loop = ring, loop
+        self._cursors = {key: position_of(cursor) for key, cursor in cursors.items() if cursor != FROM_NOW_ON}
+        self._begin = [key for key, cursor in cursors.items() if cursor == FROM_NOW_ON]
         self._hub: _Hub | None = None
         self._left = False
         self._error: Exception | None = None
@@ -238,24 +286,26 @@ class Following:
                 return None
             if entries:
                 found[key] = entries[: self._page]
+                found.may_be_more = found.may_be_more or len(entries) >= self._page
         return found
 
-    def take(self, *, follow: bool = True) -> Found:
+    def take(self, *, follow: bool = True, ask: Ask | None = None) -> Found:
         """What came since the last time, in the order of each stream; each entry once. Does not wait.
 
         Args:
-            follow: when nothing is there, `ring` from now on; it rings once at first.
+            follow: when that is all that is there, `ring` from now on, as soon as there is more.
+            ask: what else to ask of the server, in the same trip.
 
         Raises:
             redis.RedisError: the server does not answer.
         """
-        found = self.at_hand()
+        if self._error is not None:
+            raise self._error
+        found = self.at_hand() if ask is None else None
         if found is None:
-            if self._error is not None:
-                raise self._error
-            found = self._pages()
+            found = self._trip(ask)
         self.advance(found)
-        if not found and follow and self._hub is None:
+        if follow and self._hub is None and not found.may_be_more:
             self._join()
         return found
 
@@ -264,46 +314,85 @@ class Following:
         for key, entries in found.items():
             self._cursors[key] = max(self._cursors[key], position_of(entries[-1][0]))
 
-    def _pages(self) -> Found:
-        """The next page of each stream. A page that is not full reaches at least to where its tail begins."""
+    def _trip(self, ask: Ask | None) -> Found:
+        """The next page of each stream, and what is asked before. A page that is not full reaches at least to where its
+        tail begins."""
         hub = self._hub
         starts = {key: hub.start_of(key) if hub else None for key in self._cursors}
         with self._client.pipeline(transaction=False) as pipe:
+            for key in self._begin:
+                pipe.xrevrange(key, count=1)
+            if ask is not None:
+                ask(pipe)
             for key, cursor in self._cursors.items():
                 pipe.xrange(key, f"({_spelled(cursor)}", count=self._page)
-            pages = dict(zip(self._cursors, pipe.execute(), strict=True))
+            told = pipe.execute()
+        begun, pages = len(self._begin), len(told) - len(self._cursors)
+        found = self._paged(dict(zip(self._cursors, told[pages:], strict=True)), starts)
+        found.answers = tuple(told[begun:pages])
+        self._cursors |= {key: position_of(_last_of(told[place])) for place, key in enumerate(self._begin)}
+        self._begin = []
+        return found
+
+    def _paged(self, pages: Mapping[str, list[Entry]], starts: Mapping[str, Position | None]) -> Found:
         for key, entries in pages.items():
             start = starts[key]
             if len(entries) < self._page and start is not None:
                 self._cursors[key] = max(self._cursors[key], start)
-        return {key: entries for key, entries in pages.items() if entries}
+        found = Found({key: entries for key, entries in pages.items() if entries})
+        found.may_be_more = any(len(entries) >= self._page for entries in pages.values())
+        return found
 
     def _join(self) -> None:
         with _hubs.lock:
             if self._left:
                 return
             hub = _hubs.get(self._client, self._keys.namespace, lambda: _Hub(self._client, self._keys))
-            must_wake = hub.join(self, self._cursors)
+            must_wake, has_missed = hub.join(self, self._cursors)
             self._hub = hub
         if must_wake:
             hub.wake()
-        self.ring()
+        if has_missed:
+            _ring([self])
 
     def fail(self, error: Exception) -> None:
         """`take` raises this from now on: its hub has ended."""
         self._error, self._hub = error, None
-        self.ring()
+        _ring([self])
 
     def leave(self) -> None:
-        """It is rung no more. The last one ends the hub."""
+        """It is rung no more. The last one ends the hub, which takes a moment."""
+        end = self.part()
+        if end is not None:
+            end()
+
+    def part(self) -> Callable[[], object] | None:
+        """It is rung no more, at once. Where it was the last one, what it gives must be called to end the hub."""
         with _hubs.lock:
             self._left = True
             hub, self._hub = self._hub, None
             if hub is None:
-                return
-            hub.leave(self)
-            is_last = hub.is_idle
-            if is_last:
-                _hubs.drop(hub)
-        if is_last:
-            hub.end()
+                return None
+            hub.leave(self, self._cursors)
+            if not hub.is_idle:
+                return None
+            _hubs.drop(hub)
+            return hub.end
+
+
+def _ring(readers: Iterable[Following]) -> None:
+    """Rings readers, those of an event loop together: waking it costs more than they do."""
+    loops: defaultdict[AbstractEventLoop, list[Callable[[], object]]] = defaultdict(list)
+    for reader in readers:
+        if reader.loop is None:
+            reader.ring()
+        else:
+            loops[reader.loop].append(reader.ring)
+    for loop, rings in loops.items():
+        with suppress(RuntimeError):  # it is closed: nobody waits any more
+            loop.call_soon_threadsafe(_call_all, rings)
+
+
+def _call_all(rings: Iterable[Callable[[], object]]) -> None:
+    for ring in rings:
+        ring()

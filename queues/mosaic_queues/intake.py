@@ -5,11 +5,15 @@ message that came is noted in the same script that takes more of the same queues
 meanwhile. The entries of unacked messages are kombu's own: its restoring after the visibility timeout, and other
 workers, know no difference. Messages that the script takes are noted in the same step, so none is lost in a worker
 that dies between the two, as one that a blocking pop took may be.
+
+An acknowledgement of calls waits for the next trip, for `ACK_S` at most: should the worker die meanwhile, their message
+comes once more, and the ledger says that they are done. Nothing says so of other tasks, so theirs do not wait.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +27,17 @@ from kombu.utils.json import dumps, loads
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-from mosaic_queues.outbox import keep_client
+from mosaic_queues.outbox import CALL_TASK, CLOSE_TASK, CONSUME_TASK, keep_client
+from mosaic_queues.popping import LastPop
 from mosaic_queues.stencils import WEIGHT_HEADER
 
 _TEXT = resources.files("mosaic_queues").joinpath("lua", "intake.lua").read_text("utf-8")
 _SHA = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()
+
+ACK_S = 0.05
+"""So long an acknowledgement waits for others, and for a trip that is made anyway."""
+_CLAIMED = CALL_TASK, CLOSE_TASK, CONSUME_TASK
+"""Tasks whose messages may come twice, as the ledger knows what is done of them."""
 
 
 def install_intake(
@@ -60,6 +70,9 @@ class Intake(kombu_redis.QoS):
         prefetch_count: unacknowledged messages at most; 0: any number.
         free: room in the worker for more messages.
         ahead: so many messages the worker takes beyond the prefetch count, since it will need them soon.
+
+    Attributes:
+        awaits_room: when it was last asked, there was no room.
     """
 
     def __init__(
@@ -67,16 +80,28 @@ class Intake(kombu_redis.QoS):
     ) -> None:
         super().__init__(channel, prefetch_count)
         # kombu's own client would put a prefix before one of the keys, whose names are complete here.
-        self._client = Redis(connection_pool=channel.pool)
+        self._pool = channel.pool
+        self._client: Redis | None = Redis(connection_pool=self._pool, single_connection_client=True)
         self._free, self._ahead = free, ahead
+        self._popped = LastPop.of(channel)
+        self._keys = _Keys(channel)
         self._acked: list[str] = []
+        self._due = 0.0
+        self.awaits_room = True
         self._arrived: deque[tuple[str, dict[str, Any], int]] = deque()
         self._noted: set[str] = set()
         self._is_more = False
 
     def can_consume(self) -> bool:
         """Whether there is room for one more message."""
-        return self._room() > 0
+        self.awaits_room = True  # before looking, so that none is made unnoticed
+        self.awaits_room = self._room() <= 0
+        return not self.awaits_room
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether there is a message that is not acknowledged."""
+        return len(self._delivered) > len(self._dirty)
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Notes a message that came as unacknowledged, and takes others into the room beside it."""
@@ -84,17 +109,22 @@ class Intake(kombu_redis.QoS):
             self._noted.discard(delivery_tag)
         else:
             self._delivered[delivery_tag] = message  # before room is counted
-            info = message.delivery_info
-            entry = dumps([message._raw, info["exchange"], info["routing_key"]])
-            self._trip(self._room(weight_of(message.headers)), delivery_tag, entry)
+            self._trip(
+                self._room(weight_of(message.headers)), delivery_tag, self._entry(message, delivery_tag)
+            )
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """Acknowledges with the next turn. After the channel was closed: at once, as there is none."""
+        """Acknowledges with a turn that is due, or makes a trip for something else. After the channel was closed: at
+        once, as there is none."""
         if self.channel.closed:
             super().ack(delivery_tag)
-        else:
-            self._acked.append(delivery_tag)
+            return
+        if not self._acked:
+            self._due = time.monotonic() + ACK_S
+        if not self._may_wait(delivery_tag):
+            self._due = 0.0
+        self._acked.append(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Acknowledges, or puts back at once."""
@@ -104,19 +134,24 @@ class Intake(kombu_redis.QoS):
             self.ack(delivery_tag)
 
     def turn(self) -> None:
-        """Acknowledges what waits for it, takes more where the queues seem to have more, and delivers it."""
+        """Acknowledges what is due, takes more where the queues seem to have more, and delivers it."""
         # While a blocking pop is on its way it takes the next message.
         room = self._room() if self._is_more and not self.channel._in_poll else 0
-        if self._acked or room > 0:
+        if room > 0 or (self._acked and time.monotonic() >= self._due):
             self._trip(room)
         self._deliver()
 
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Puts back what is not acknowledged, when the channel closes."""
+    def acknowledge(self) -> None:
+        """Acknowledges all that waits for it."""
         if self._acked:
-            with suppress(*self.channel.connection_errors):
-                self._trip(0)
+            self._trip(0)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Puts back what is not acknowledged, when the channel closes; it has closed its connections before."""
+        with suppress(*self.channel.connection_errors):
+            self.acknowledge()
         super().restore_unacked_once(stderr)
+        self._pool.disconnect()
 
     def _deliver(self) -> None:
         """Hands what was taken to the consumer, as kombu does with what a blocking pop took."""
@@ -138,27 +173,40 @@ class Intake(kombu_redis.QoS):
         unacked = len(self._delivered) - len(self._dirty) - len(self._acked)
         return min(room, int(self.prefetch_count) + self._ahead() - unacked)
 
+    def _may_wait(self, delivery_tag: str) -> bool:
+        headers = getattr(self._delivered.get(delivery_tag), "headers", None)
+        return isinstance(headers, dict) and headers.get("task") in _CLAIMED
+
+    def _entry(self, message: Any, delivery_tag: str) -> str:
+        """As kombu notes a message, with the text that came where it is at hand."""
+        info, text = message.delivery_info, self._popped.text
+        if str(delivery_tag) not in text:
+            text = dumps(message._raw)
+        return f"[{text}, {json.dumps(info['exchange'])}, {json.dumps(info['routing_key'])}]"
+
     def _trip(self, room: int, *noted: str) -> None:
         acked = tuple(self._acked)
         queues = self.channel._queue_cycle.consume(len(self.channel.active_queues))
         room = max(room, 0) if queues else 0
-        answer = self._run(
-            queues if room else (), (time.time(), room, len(queues) or 1, len(acked), *acked, *noted)
-        )
+        keys = self._keys.of(queues if room else ())
+        answer = self._run(keys, (time.time(), room, len(queues) or 1, len(acked), *acked, *noted))
         del self._acked[: len(acked)]
-        self._dirty.update(acked)
+        for tag in acked:
+            self._delivered.pop(tag, None)
         taken = sum(self._arrive(queues[(at - 1) % len(queues)], raw) for at, raw in _pairs(answer))
         if room:
             self._is_more = taken >= room
 
-    def _run(self, queues: Sequence[str], arguments: tuple[Any, ...]) -> list[Any]:
-        channel, prefix = self.channel, self.channel.global_keyprefix
-        lists = [channel._q_for_pri(queue, step) for step in channel.priority_steps for queue in queues]
-        keys = [f"{prefix}{name}" for name in (self.unacked_key, self.unacked_index_key, *lists)]
+    def _run(self, keys: Sequence[bytes], arguments: tuple[Any, ...]) -> list[Any]:
+        # A signal's handler may come in between with a trip of its own, and must find no connection that is in use.
+        own, self._client = self._client, None
+        client: Any = own or Redis(connection_pool=self._pool)
         try:
-            answer: Any = self._client.evalsha(_SHA, len(keys), *keys, *arguments)
+            answer = client.execute_command("EVALSHA", _SHA, len(keys), *keys, *arguments)
         except NoScriptError:
-            answer = self._client.eval(_TEXT, len(keys), *keys, *arguments)
+            answer = client.eval(_TEXT, len(keys), *keys, *arguments)
+        finally:
+            self._client = own
         return list(answer)
 
     def _arrive(self, queue: str, raw: bytes) -> int:
@@ -169,6 +217,29 @@ class Intake(kombu_redis.QoS):
         self._arrived.append((queue, message, weight))
         self.channel._queue_cycle.rotate(queue)
         return weight
+
+
+class _Keys:
+    """The keys of a trip; their names are made once."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel, self._steps = channel, list[int]()
+        self._lists: dict[str, list[bytes]] = {}
+        self._noted = [self._full(name) for name in (channel.unacked_key, channel.unacked_index_key)]
+
+    def of(self, queues: Sequence[str]) -> list[bytes]:
+        """The keys of what is unacked, then those of the lists of queues, as the script wants them."""
+        if self._steps != self._channel.priority_steps:
+            self._steps, self._lists = list(self._channel.priority_steps), {}
+        lists = [self._lists.get(queue) or self._lists_of(queue) for queue in queues]
+        return [*self._noted, *(name for level in zip(*lists, strict=True) for name in level)]
+
+    def _lists_of(self, queue: str) -> list[bytes]:
+        names = [self._full(self._channel._q_for_pri(queue, step)) for step in self._steps]
+        return self._lists.setdefault(queue, names)
+
+    def _full(self, name: str) -> bytes:
+        return f"{self._channel.global_keyprefix}{name}".encode()
 
 
 def weight_of(headers: Any) -> int:

@@ -129,7 +129,8 @@ class Ledger:
             max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
             entered_ms: the server's time; the run is entered into the index and the history before it is opened. None:
                 it was.
-            letters: of its roots, which are put into their queues in the same step; None: that is left to the caller.
+            letters: of its roots, which are put into their queues in the same step, where the plan is there; None: that
+                is left to the caller.
         """
         keep_ms = int((max_run_s + retention_s) * 1000)
         argument = {
@@ -141,6 +142,7 @@ class Ledger:
             "keep_ms": keep_ms,
             "origin": origin,
             "letters": False if letters is None else [(letter.key, letter.text) for letter in letters],
+            "plan_key": "" if letters is None else self.keys.plan(plan),
         }
         order: Order = (self.keys.run(run_id), argument, (inputs,))
         if plan_data is not None and self._plans_stored.get(plan, 0.0) < time.monotonic() - keep_ms / 2000:
@@ -576,8 +578,23 @@ class Ledger:
         values = cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[0], _RECORD))
         found = _record(run_id, values)
         if found is None:
-            raise UnknownRun(f"no run {run_id!r}: it was never opened here, or it is past its retention")
+            raise _unknown(run_id)
         return found
+
+    def ask_status(self, pipe: Any, run_id: str) -> None:
+        """Asks in a trip of others for what `is_running` takes."""
+        pipe.hget(self.keys.run(run_id)[0], "status")
+
+    @staticmethod
+    def is_running(run_id: str, status: bytes | None) -> bool:
+        """Whether a run with this status goes on.
+
+        Raises:
+            UnknownRun: it has none: never opened, or past its retention.
+        """
+        if status is None:
+            raise _unknown(run_id)
+        return status == b"running"
 
     def runs(self, run_ids: Sequence[str]) -> list[RunRecord | None]:
         """The record of each run, None where it is unknown; one round trip."""
@@ -635,6 +652,10 @@ class Ledger:
         if not calls:
             return []
         return cast("list[bytes | None]", self.client.hmget(self.keys.run(run_id)[2], list(calls)))
+
+
+def _unknown(run_id: str) -> UnknownRun:
+    return UnknownRun(f"no run {run_id!r}: it was never opened here, or it is past its retention")
 
 
 _RECORD = ("status", "plan", "name", "created_ms", "ended_ms", "error")

@@ -213,9 +213,9 @@ class PayloadStore:
         """Why the part does not exist; None when it does."""
         return envelope[1:].decode("utf-8", "replace") if envelope[:1] == b"\x11" else None
 
-    def keep_objects_until(self, run_id: str, expires_s: float) -> None:
-        """Say when the run's objects may be deleted (seconds since the epoch); nothing when it has none."""
-        self._client.zadd(stored_key(self._namespace), {run_id: int(expires_s * 1e3)}, xx=True)
+    def keep_objects_until(self, run_ids: Iterable[str], expires_s: float) -> None:
+        """Say when the objects of runs may be deleted (seconds since the epoch); nothing for those that have none."""
+        self._client.zadd(stored_key(self._namespace), dict.fromkeys(run_ids, int(expires_s * 1e3)), xx=True)
 
     def _pack_large(self, run_id: str, data: bytes, *, outside: bool) -> bytes:
         if len(data) > self._max_bytes:

@@ -6,7 +6,8 @@ What it decides is pure (`decide`); what it does is one transition and one publi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -128,8 +129,8 @@ class RecoveryHost(Protocol):
     def run_ended(self, run_id: str, standing: RunStanding) -> object:
         """A run has ended; it is told once, or once more where what follows fails."""
 
-    def over(self, run_id: str) -> object:
-        """A run has ended, or was never opened."""
+    def over(self, run_ids: Sequence[str]) -> object:
+        """These runs have ended, or were never opened."""
 
     def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> object:
         """Claims of processes that died, or that did not end overdue calls, were taken back."""
@@ -206,9 +207,10 @@ class RunRecovery:
                 self._end(run_id, late)
             else:
                 running.append(run_id)
-        for run_id in ended:
-            self._try(run_id, self._host.over, otherwise=None)
-        self._ledger.unlist_runs(ended)
+        if ended:
+            with _logged("what runs leave behind cannot be put in order", runs=ended):
+                self._host.over(ended)
+            self._ledger.unlist_runs(ended)
         return running
 
     def _late(self, run_id: str, taken_ms: int) -> str:
@@ -261,13 +263,9 @@ class RunRecovery:
 
     def _try(self, run_id: str, act: Callable[..., T], *args: Any, otherwise: T) -> T:
         """Does something for a run; what cannot be done for one does not keep the others from it."""
-        try:
+        with _logged("run cannot be mended", run=run_id):
             return act(run_id, *args)
-        except (RedisError, OperationalError, OSError):
-            raise
-        except Exception:
-            log.exception("sweeper.broken", what="run cannot be mended", run=run_id)
-            return otherwise
+        return otherwise
 
     def _look(
         self,
@@ -366,3 +364,14 @@ class RunRecovery:
         self._ledger.prolong_plans(self._ledger.plans_of(running), keep_s=self._limits.plans_s)
         forget_dead(self.client, self._ledger.keys, now_ms=server_ms(self.client))
         self._host.expire()
+
+
+@contextmanager
+def _logged(what: str, **told: Any) -> Iterator[None]:
+    """What goes wrong inside is logged, unless a server does not answer: then the next sweep tries it again."""
+    try:
+        yield
+    except (RedisError, OperationalError, OSError):
+        raise
+    except Exception:
+        log.exception("sweeper.broken", what=what, **told)

@@ -14,6 +14,8 @@ import msgspec
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
+from mosaic_queues.popping import LastPop
+
 _BROKEN = (ValueError, TypeError, KeyError, AttributeError)
 """What kombu raises at any of them."""
 
@@ -72,27 +74,20 @@ class _Reading:
 
     def __init__(self, channel: Any, refuse: Callable[[str, bytes], object]) -> None:
         self._channel, self._refuse = channel, refuse
-        self._read, self._parse = channel._brpop_read, channel.client.parse_response
-        self._popped: tuple[bytes | str, bytes] | None = None
-        channel.client.parse_response = self._remember
+        self._read, self._popped = channel._brpop_read, LastPop.of(channel)
 
     def __call__(self, **options: Any) -> Any:
         """Reads and delivers it."""
-        self._popped = None
+        self._popped.answer = None
         try:
             return self._read(**options)
         except _BROKEN:
-            if self._popped is None or is_message(self._popped[1]):
+            if self._popped.answer is None or is_message(self._popped.answer[1]):
                 raise
-            queue, raw = self._popped
+            queue, raw = self._popped.answer
             name = queue.decode() if isinstance(queue, bytes) else queue
             self._refuse(name.rpartition(self._channel.sep)[0] or name, raw)
             return True
-
-    def _remember(self, connection: Any, command: str, **options: Any) -> Any:
-        answer = self._parse(connection, command, **options)
-        self._popped = answer if command == "BRPOP" and answer else None
-        return answer
 
 
 __all__ = ["BearingMessage", "bear_unreadable", "is_message"]

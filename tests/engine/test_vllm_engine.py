@@ -307,16 +307,26 @@ class TestWork:
         record = meter.record
         silent: list[bool] = []
 
-        def watched(scheduler: Any, iteration: Any) -> None:
-            before = meter.worked_at
-            record(scheduler, iteration)
-            if iteration is None and scheduler.num_running_reqs:
+        def watched(scheduler: Any) -> None:
+            before, has_tokens = meter.worked_at, meter._step.generated_tokens
+            record(scheduler)
+            if not has_tokens and scheduler.num_running_reqs:
                 silent.append(meter.worked_at > before)
 
         monkeypatch.setattr(meter, "record", watched)
         tiny.run(complete(tiny.engine, ask("unlike what was asked before " * 20, max_tokens=1)))
         assert silent
         assert all(silent)
+        assert tiny.engine.load().prefill_tokens_s > 0
+
+    def test_vllm_makes_no_statistics_of_each_token(
+        self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They take a twentieth of the loop's time."""
+        made: list[None] = []
+        monkeypatch.setattr("vllm.v1.engine.async_llm.IterationStats", lambda: made.append(None))
+        tiny.run(complete(tiny.engine, ask("Go")))
+        assert made == []
 
 
 class TestRefusals:

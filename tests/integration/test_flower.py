@@ -181,7 +181,7 @@ def test_what_it_saw_is_there_after_a_restart(
     with Flower(redis_server.urls, tmp_path, *kept) as second:
         assert second.task(f"{run.id}:0")["name"] == "kept.double"
         assert second.tasks(search=run.id).keys() == {run.id, f"{run.id}:0"}
-        second.await_ears()
+        second.await_ears("somebody whom the first has not heard")
         again = submit(flow.build())
         again.wait(timeout_s=30)
         second.await_state(again.id, "SUCCESS")

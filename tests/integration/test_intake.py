@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,9 @@ from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 from redis import Redis
 
+from mosaic_queues import intake
 from mosaic_queues.intake import Intake, install_intake, weight_of
+from mosaic_queues.outbox import CALL_TASK
 
 pytestmark = pytest.mark.integration
 
@@ -23,9 +26,9 @@ class Taker:
         self.room = room
         self.got: list[Message] = []
         self.channel = connection.channel()
-        intake = install_intake(self.channel, self._free, ahead=lambda: ahead)
-        assert intake is not None
-        self.intake: Intake = intake
+        installed = install_intake(self.channel, self._free, ahead=lambda: ahead)
+        assert installed is not None
+        self.intake: Intake = installed
         queues = [Queue(name, exchange="", routing_key=name) for name in "ab"]
         self.consumer = Consumer(self.channel, queues, on_message=self.got.append, auto_declare=False)
         self.consumer.consume()
@@ -120,6 +123,109 @@ def test_one_turn_acknowledges_and_takes_more(connection: Any, taker: Taker, red
     counts = redis_client.info("commandstats")
     assert counts["cmdstat_evalsha"]["calls"] == 1
     assert "cmdstat_multi" not in counts
+
+
+def take_a_call(connection: Any, taker: Taker) -> Message:
+    """Its acknowledgement may wait."""
+    publish(connection, "a", 1, headers={"task": CALL_TASK})
+    taker.take()
+    return taker.got.pop()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "ACK_S", 1000.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_calls_are_acknowledged_in_the_trip_that_notes_the_next_message(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    take_a_call(connection, taker).ack()
+    redis_client.config_resetstat()
+    taker.intake.turn()
+    assert left(redis_client)["unacked"] == 1
+    publish(connection, "a", 1)
+    taker.take()
+    assert list(redis_client.hgetall("unacked")) == [taker.got[0].delivery_tag.encode()]
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_other_tasks_are_acknowledged_with_the_next_turn_and_calls_with_them(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 1, headers={"task": "reports.fetch"})
+    taker.take()
+    take_a_call(connection, taker).ack()
+    taker.intake.turn()
+    assert left(redis_client)["unacked"] == 2
+    taker.got[0].ack()
+    taker.intake.turn()
+    assert left(redis_client)["unacked"] == 0
+
+
+def test_an_acknowledgement_that_has_waited_goes_alone(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "ACK_S", 0.0)
+    take_a_call(connection, taker).ack()
+    taker.intake.turn()
+    assert left(redis_client)["unacked"] == 0
+    assert not taker.intake.is_owing
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_to_be_acknowledged_takes_no_room(connection: Any) -> None:
+    taker = Taker(connection, room=6)
+    taker.intake.prefetch_count = 1
+    take_a_call(connection, taker).ack()
+    assert taker.intake.can_consume()
+
+
+def test_a_message_is_noted_with_the_text_that_came(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 1)
+    raw = redis_client.lpop("a").replace(b", ", b" ,")
+    redis_client.lpush("a", raw)
+    connection.drain_events(timeout=5)
+    assert redis_client.hvals("unacked") == [b"[" + raw + b', "", "a"]']
+
+
+def test_a_message_that_was_asked_for_is_noted_with_its_own_text(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 1)
+    connection.drain_events(timeout=5)
+    publish(connection, "c", 1)
+    asked = taker.channel.basic_get("c")
+    entry = json.loads(redis_client.hget("unacked", asked.delivery_tag))
+    assert entry == [asked._raw, "", "c"]
+
+
+def test_a_trip_within_a_trip_has_a_connection_of_its_own(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal's handler makes one that ends the worker while it waits for an answer."""
+    publish(connection, "a", 2)
+    taker.take()
+    parse, used = Redis.parse_response, list[Any]()
+
+    def interrupted(client: Redis, connection: Any, *args: Any, **options: Any) -> Any:
+        used.append(connection)
+        if len(used) == 1:
+            taker.got[1].ack()
+            taker.intake.acknowledge()
+        return parse(client, connection, *args, **options)
+
+    monkeypatch.setattr(Redis, "parse_response", interrupted)
+    taker.got[0].ack()
+    taker.intake.turn()
+    monkeypatch.undo()
+    assert left(redis_client)["unacked"] == 0
+    first, second = used
+    assert first is not second
 
 
 def test_what_was_rejected_is_in_its_queue_again(connection: Any, taker: Taker, redis_client: Redis) -> None:

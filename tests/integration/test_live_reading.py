@@ -29,6 +29,7 @@ from mosaic_tasks import Run, StreamEvent, Workflow, submit
 from mosaic_tasks.cli import application
 from mosaic_tasks.cli.exits import ExitCode
 from mosaic_tasks.execution.process import close_all
+from mosaic_tasks.inspection.reading import AsyncReading
 from tests.integration import stream_tools as tools
 from tests.services import Workers
 
@@ -463,6 +464,27 @@ def test_an_async_reader_that_is_cancelled_loses_nothing(worker: Workers, redis_
     assert len(set(map(id_of, seen))) == len(seen)
 
 
+def test_an_async_reader_asks_the_server_once_and_then_hears(
+    worker: Workers, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, trips = run(gated(), "numbers"), list[None]()
+    step = AsyncReading._step_there
+
+    async def counted(self: AsyncReading[Any]) -> None:
+        trips.append(None)
+        await step(self)
+
+    async def read() -> list[StreamEvent]:
+        async with started.astream(timeout_s=READ_S) as events:
+            seen = [await anext(events)]
+            await asyncio.to_thread(tools.open_gate, redis_client, "more")
+            return seen + [event async for event in events]
+
+    monkeypatch.setattr(AsyncReading, "_step_there", counted)
+    assert content(asyncio.run(read())) == [0, 1, 2, 3]
+    assert len(trips) == 1
+
+
 def id_of(event: StreamEvent) -> str:
     return event.id
 
@@ -535,10 +557,7 @@ def test_more_streams_are_followed_at_once(
     monkeypatch.setattr(following, "BLOCK_S", 1.5 * READ_S)  # nobody is saved by the hub's own next look
     with connect(redis_url) as client:
         one, other = Reader(client, stream), Reader(client, f"{stream}:other")
-        for reader in (one, other):
-            assert reader.take() == 0
-            assert reader.bell.wait(READ_S)
-            assert reader.take() == 0
+        assert one.take() == other.take() == 0, "both follow now"
         add(redis_client, f"{stream}:other", 0)
         other.read_to(1)
         add(redis_client, stream, 0)

@@ -200,8 +200,7 @@ def test_objects_go_when_their_run_s_time_has_passed(
 ) -> None:
     store.pack("old", os.urandom(20_000))
     store.pack("new", os.urandom(20_000))
-    store.keep_objects_until("old", time.time() - 1)
-    store.keep_objects_until("none", time.time() - 1)
+    store.keep_objects_until(["old", "none"], time.time() - 1)
     assert expire_objects(client, time.time(), namespace=NAMESPACE, objects=objects) == 1
     assert [path.parent.name for path in stored_files(tmp_path)] == ["new"]
     assert expire_objects(client, time.time() + 101, namespace=NAMESPACE, objects=objects) == 1

@@ -84,8 +84,8 @@ class Host:
     def run_ended(self, run_id: str, standing: RunStanding) -> None:
         self.standings.append(standing)
 
-    def over(self, run_id: str) -> None:
-        self.ended.append(run_id)
+    def over(self, run_ids: Sequence[str]) -> None:
+        self.ended += run_ids
 
     def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> None:
         self.lost += [call.call for call in calls]
@@ -366,6 +366,22 @@ def test_a_run_that_is_too_old_fails_and_says_why(ledger: Ledger) -> None:
     assert ledger.run("young").status == "running"
     swept.sweep()
     assert (listed(ledger), host.ended) == (["young"], ["old"])
+
+
+def test_runs_that_ended_are_put_in_order_together_and_once(ledger: Ledger) -> None:
+    class Broken(Host):
+        def over(self, run_ids: Sequence[str]) -> None:
+            super().over([" ".join(run_ids)])
+            raise KeyError("what they left behind cannot be read")
+
+    host = Broken()
+    for run_id in ("first", "second"):
+        open_run(ledger, run_id, "0")
+        ledger.end_run(run_id, "failed", "of itself")
+    open_run(ledger, "third", "0")
+    for _ in range(2):
+        recovery(ledger, host).sweep()
+    assert (listed(ledger), host.ended) == (["third"], ["first second"])
 
 
 def test_a_run_that_cannot_be_mended_does_not_keep_others_from_it(ledger: Ledger) -> None:

@@ -115,6 +115,7 @@ def opened(client: Redis, *letters: Letter) -> Any:
     return Ledger(client).open_run(
         uuid4().hex,
         plan="p",
+        plan_data=b"plan",
         name="n",
         inputs=b"",
         roots=[(QUEUE, ["0"])],
@@ -135,7 +136,15 @@ def test_a_run_that_is_open_sends_none_again(redis_client: Redis) -> None:
     letters = [Letter("0", QUEUE, "list", "one")]
     answers = [
         ledger.open_run(
-            run_id, plan="p", name="n", inputs=b"", roots=[], retention_s=60, max_run_s=60, letters=letters
+            run_id,
+            plan="p",
+            plan_data=b"plan",
+            name="n",
+            inputs=b"",
+            roots=[],
+            retention_s=60,
+            max_run_s=60,
+            letters=letters,
         )
         for _ in range(2)
     ]
@@ -176,6 +185,7 @@ def test_a_submission_is_one_trip_once_its_plan_is_stored(
 ) -> None:
     workflow = Workflow.from_data(ECHO)
     submit(workflow)
+    published.clear()
     trips: list[str] = []
     client = process_for(app).client
     pool = client.connection_pool
@@ -189,12 +199,25 @@ def test_a_submission_is_one_trip_once_its_plan_is_stored(
 
 
 @pytest.mark.usefixtures("mosaic_process")
-def test_a_plan_that_the_server_lost_is_stored_again(redis_client: Redis) -> None:
+def test_a_plan_that_the_server_lost_is_stored_before_anybody_gets_a_message(
+    redis_client: Redis, published: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     workflow = Workflow.from_data(ECHO)
     submit(workflow)
+    published.clear()
     redis_client.flushdb()
+    store, waiting = redis_client.set, list[int]()
+
+    def set_(key: Any, *given: Any, **options: Any) -> Any:
+        waiting.append(redis_client.llen("mosaic.cpu"))
+        return store(key, *given, **options)
+
+    monkeypatch.setattr(process_for(app).client, "set", set_)
     run = submit(workflow)
     assert redis_client.get(f"mosaic:plan:{run.record().plan}")
+    assert waiting == [0]
+    assert len(published) == 1
+    assert [message["headers"]["root_id"] for message in messages(redis_client)] == [run.id]
 
 
 @pytest.mark.usefixtures("mosaic_process")

@@ -204,6 +204,39 @@ def test_a_stream_without_an_end_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pieces", "prefix", "heard", "text", "thought"),
+    [
+        (("<thi", "nk>so</think>", " ", "Ye", "s <think>"), "", ["Ye", "s <think>"], "Yes <think>", "so"),
+        (("", "<think>", "so </thi"), "", [], "", "so </thi"),
+        ((" ", " <thi"), "", ["  <thi"], "  <thi", ""),
+        (("<think>", "o"), "Y", ["<think>", "o"], "Y<think>o", ""),
+    ],
+    ids=["thought-first", "thought-alone", "tag-left-open", "continued"],
+)
+def test_what_is_heard_is_the_answer_alone_and_its_first_piece_is_told_before(
+    pieces: tuple[str, ...], prefix: str, heard: list[str], text: str, thought: str
+) -> None:
+    class Writing(Recorded):
+        continues = True
+
+        async def stream(self, request: EngineRequest) -> Events:
+            for piece in pieces:
+                yield TextDelta(piece)
+            yield Finished("stop", Usage(1, 1))
+
+    told: list[str] = []
+    asked = complete(
+        Writing(),
+        EngineRequest((), prefix=prefix),
+        on_delta=told.append,
+        on_first=lambda: told.append("first"),
+    )
+    answer = asyncio.run(asked)
+    assert (answer.text, answer.reasoning) == (text, thought)
+    assert told == (["first", *heard] if heard else [])
+
+
+@pytest.mark.parametrize(
     ("model", "setting", "expected"),
     [
         (None, None, ModelName("extractive")),

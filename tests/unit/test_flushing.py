@@ -14,7 +14,7 @@ from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Claim, Group
 from mosaic_tasks.execution.streams.flushing import Flushing, Steps, flush_together
 from mosaic_tasks.execution.streams.outlets import COALESCE_S
-from mosaic_tasks.execution.streams.publisher import Timetable
+from mosaic_tasks.execution.streams.publisher import REST_S, RESTS, Timetable
 
 
 def delivery(run_id: str) -> Delivery:
@@ -141,6 +141,12 @@ def test_who_waits_goes_with_the_beat_before_its_time(table: Timetable) -> None:
     assert table.take(BEGAN + 6 * BEAT_S) == []
 
 
+def test_all_that_go_with_a_beat_are_due_at_the_very_same_time(table: Timetable) -> None:
+    """So the second wakes nobody who sleeps until the first is due."""
+    due = {table.enter(Publication(), BEGAN + (7 + part / 101) * BEAT_S) for part in range(1, 101)}
+    assert len(due) == 1
+
+
 def test_what_is_due_at_once_waits_for_no_beat(table: Timetable) -> None:
     waiting, due = Publication(), Publication()
     table.enter(waiting, BEGAN + 2.5 * BEAT_S)
@@ -154,3 +160,43 @@ def test_who_is_entered_again_is_due_at_the_earlier_time(table: Timetable) -> No
     assert times[0] == pytest.approx(BEGAN + 3 * BEAT_S)
     assert times[2] == times[1] <= 0.0
     assert table.take(BEGAN) == [publication]
+
+
+def test_a_beat_that_took_long_is_followed_by_a_rest(table: Timetable) -> None:
+    """What came during the flush waits for its end too, and all that wait go together."""
+    early, late = Publication(), Publication()
+    table.enter(early, BEGAN + 1 * BEAT_S)
+    assert table.take(BEGAN + 1 * BEAT_S) == [early]
+    table.enter(early, BEGAN + 2 * BEAT_S)
+    table.worked(BEAT_S / 2, now=BEGAN + 2 * BEAT_S)
+    rested = BEGAN + 2 * BEAT_S + RESTS * BEAT_S / 2
+    assert table.enter(late, BEGAN + 3 * BEAT_S) == table.next_at == pytest.approx(rested)
+    assert table.take(rested - BEAT_S / 4) == []
+    assert table.take(rested) == [early, late]
+
+
+def test_a_beat_that_took_no_time_is_followed_by_the_next(table: Timetable) -> None:
+    publication = Publication()
+    table.take(BEGAN)
+    table.worked(BEAT_S / RESTS / 2, now=BEGAN)
+    assert table.enter(publication, BEGAN + 1.5 * BEAT_S) == pytest.approx(BEGAN + BEAT_S)
+
+
+def test_nobody_waits_for_longer_than_the_longest_rest(table: Timetable) -> None:
+    publication = Publication()
+    table.take(BEGAN)
+    table.worked(60.0, now=BEGAN + 60.0)
+    assert table.enter(publication, BEGAN + 1 * BEAT_S) == pytest.approx(BEGAN + 60.0 + REST_S)
+
+
+def test_what_is_due_at_once_waits_for_no_rest_and_makes_none_longer(table: Timetable) -> None:
+    waiting, first = Publication(), Publication()
+    table.take(BEGAN)
+    table.worked(BEAT_S, now=BEGAN)
+    rested = table.enter(waiting, BEGAN + 1 * BEAT_S)
+    for beats in (1, 2, 3):
+        assert table.enter(first, 0.0) <= 0.0
+        assert table.take(BEGAN + beats * BEAT_S) == [first]
+        table.worked(BEAT_S, now=BEGAN + (beats + 0.5) * BEAT_S)
+    assert table.next_at == rested == BEGAN + RESTS * BEAT_S
+    assert table.take(rested) == [waiting]

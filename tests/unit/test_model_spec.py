@@ -347,21 +347,29 @@ class TestRoom:
         assert (ample.fits, small.fits) == (True, False)
 
 
-def step(*, generated: int = 0, preempted: int = 0, finished: tuple[Any, ...] = ()) -> SimpleNamespace:
-    """What vLLM tells of a step."""
-    return SimpleNamespace(
-        num_prompt_tokens=10,
-        num_generation_tokens=generated,
-        time_to_first_tokens_iter=[0.2],
-        inter_token_latencies_iter=[0.01, 0.03],
-        num_preempted_reqs=preempted,
-        finished_requests=finished,
-    )
+def asked(*, arrived: float = 0.0) -> SimpleNamespace:
+    """A request, as vLLM keeps it, of which nothing has come yet."""
+    return SimpleNamespace(is_prefilling=True, stats=SimpleNamespace(arrival_time=arrived, last_token_ts=0.0))
 
 
-def finished(tokens: int, *, cached: int = 0, read_s: float) -> SimpleNamespace:
-    """What vLLM tells of a request that is answered."""
-    return SimpleNamespace(num_prompt_tokens=tokens, num_cached_tokens=cached, prefill_time=read_s)
+def came(meter: Meter, request: SimpleNamespace, at_s: float, **told: Any) -> None:
+    """Has vLLM tell of an output, and then take it itself."""
+    output = {"new_token_ids": [7], "events": None, "prefill_stats": None, **told}
+    meter.came(request, SimpleNamespace(**output), at_s, None)
+    request.is_prefilling = False
+
+
+def read(tokens: int, *, cached: int = 0, begun: float) -> dict[str, Any]:
+    """What vLLM tells with the first output of a request: what it read of its prompt, from when on."""
+    stats = SimpleNamespace(num_prompt_tokens=tokens, num_computed_tokens=tokens - cached)
+    return {"prefill_stats": stats, "events": [event(QUEUED, begun - 9), event(SCHEDULED, begun)]}
+
+
+QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
+
+
+def event(kind: int, at_s: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(type=kind, timestamp=at_s)
 
 
 def scheduled(*, running: int = 0, waiting: int = 0, kv_use: float = 0.0) -> SimpleNamespace:
@@ -378,11 +386,15 @@ def scheduled(*, running: int = 0, waiting: int = 0, kv_use: float = 0.0) -> Sim
 class TestMeter:
     def test_rates_are_those_of_the_last_seconds(self) -> None:
         now = 100.0
-        meter = Meter(now=lambda: now)
+        meter = Meter(now=lambda: now, wall=lambda: 1000.0)
         room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 8, "longest": 512}
         now += 10
         for _ in range(5):
-            meter.record(scheduled(running=2, waiting=1, kv_use=0.5), step(generated=20))
+            request = asked(arrived=1000 - 0.2)
+            came(meter, request, 50.0, **read(10, begun=50.0))
+            came(meter, request, 50.01, new_token_ids=[7] * 18)
+            came(meter, request, 50.04)
+            meter.record(scheduled(running=2, waiting=1, kv_use=0.5))
         busy = meter.load(taken=3, **room)
         assert (busy.running, busy.waiting, busy.kv_use) == (2, 1, 0.5)
         assert [meter.load(taken=taken, **room).waiting for taken in (1, 2, 9)] == [0, 0, 7]
@@ -398,7 +410,10 @@ class TestMeter:
         meter = Meter()
         room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 64, "longest": 800}
         assert meter.load(taken=0, **room).slots == 2  # 800 tokens each, while nothing is known
-        meter.record(scheduled(), step(preempted=2))
+        request = asked()
+        for events in (None, [event(QUEUED), event(SCHEDULED), event(PREEMPTED), event(SCHEDULED)]):
+            came(meter, request, 50.0, events=events)
+        came(meter, request, 51.0, events=[event(PREEMPTED), event(SCHEDULED)])
         for _ in range(2):
             meter.finished(160)
         assert meter.load(taken=0, **room).slots == 10
@@ -408,28 +423,34 @@ class TestMeter:
         now = 100.0
         meter = Meter(now=lambda: now)
         now += 50
-        meter.record(scheduled(running=0, waiting=1), None)
+        meter.record(scheduled(running=0, waiting=1))
         assert meter.worked_at == 100
-        meter.record(scheduled(running=1), None)
+        meter.record(scheduled(running=1))
         assert meter.worked_at == 150
         now += 50
-        meter.record(scheduled(running=0), step(generated=1))
+        came(meter, asked(), 1.0)
+        meter.record(scheduled(running=0))
+        assert meter.worked_at == 200
+        now += 50
+        for nothing in (scheduled(running=0), None):
+            meter.record(nothing)
         assert meter.worked_at == 200
 
     def test_how_fast_prompts_are_read_is_told_by_long_ones_the_latest_first(self) -> None:
         meter = Meter()
         room: dict[str, Any] = {"blocks": 100, "block_tokens": 16, "most": 8, "longest": 512}
-        for one in (
-            finished(20, read_s=0.5),
-            finished(1000, cached=900, read_s=0.5),
-            finished(1000, read_s=0.0),
+        for told in (
+            read(20, begun=49.5),
+            read(1000, cached=900, begun=49.5),
+            read(1000, begun=50.0),
+            {},
         ):
-            meter.record(scheduled(), step(finished=(one,)))
+            came(meter, asked(), 50.0, **told)
             assert meter.load(taken=0, **room).prefill_tokens_s == 0.0
-        meter.record(scheduled(), step(finished=(finished(1500, cached=500, read_s=0.5),)))
+        came(meter, asked(), 50.0, **read(1500, cached=500, begun=49.5))
         assert meter.load(taken=0, **room).prefill_tokens_s == pytest.approx(2000)
         for _ in range(100):
-            meter.record(scheduled(), step(finished=(finished(1000, read_s=1.0),)))
+            came(meter, asked(), 50.0, **read(1000, begun=49.0))
         assert meter.load(taken=0, **room).prefill_tokens_s == pytest.approx(1000, rel=0.01)
 
 

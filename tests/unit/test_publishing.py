@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mosaic_tasks.execution.streams.outlets import (
     COALESCE_S,
     ENTRY_BYTES,
     FLUSH_ITEMS,
+    FLUSH_TEXT,
     GATHER_S,
     GATHERED,
     OBJECT_BYTES,
@@ -71,6 +73,28 @@ def test_what_waits_is_counted() -> None:
     assert made.waiting == 3
     made.take(encode)
     assert (made.waiting, made.is_due) == (0, False)
+
+
+def test_who_adds_hears_whether_something_is_due_earlier() -> None:
+    """So it need not say so with each token."""
+    made = outlet("ab")
+    told = [made.add(piece) for piece in ("a", "b", "c", "d", "", "e" * FLUSH_TEXT, "f")]
+    assert told == [False, False, True, False, False, True, False]
+    made.take(encode)
+    assert [made.add("g"), made.add("h")] == [True, False]
+
+
+def test_the_first_piece_of_all_is_due_at_once_and_what_is_enough() -> None:
+    made = outlet("")
+    assert made.due_at == math.inf
+    made.add("a")
+    assert made.due_at == 0.0
+    made.take(encode)
+    made.flushed_at = 5.0
+    made.add("b")
+    assert made.due_at == 5.0 + COALESCE_S
+    made.add("c" * FLUSH_TEXT)
+    assert made.due_at == 0.0
 
 
 def test_who_begins_again_takes_back_what_an_earlier_attempt_said_beyond() -> None:

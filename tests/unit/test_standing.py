@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic_queues.errors import WaitTimeout
+from mosaic_queues.following import Found
 from mosaic_tasks.inspection.reading import StreamEvent
 from mosaic_tasks.inspection.standing import Patience, Standing, standing
 
@@ -52,8 +53,12 @@ def heard(events: Iterable[StreamEvent], before: str = "") -> str:
 class Pages:
     """A part that reads what it finds; the entries are the events themselves."""
 
+    must_ask = False
+
     def __init__(self) -> None:
         self.is_over = False
+
+    def ask(self, _: Any) -> None: ...
 
     def cursors(self) -> dict[str, str]:
         return {STREAM: "0-0"}
@@ -73,8 +78,11 @@ def part(*, last: int, is_fresh: bool = True, is_ordered: bool = True, **options
     return Standing(Pages(), source, is_ordered=is_ordered, is_fresh=is_fresh, **options)
 
 
-def taken(of: Standing, *events: StreamEvent) -> Said:
-    found: Any = {STREAM: [(each.id.encode(), each) for each in events]} if events else {}
+def taken(of: Standing, *events: StreamEvent, is_full: bool = False) -> Said:
+    """What the reader is told of a page; behind a full one there may be more."""
+    entries: Any = {STREAM: [(each.id.encode(), each) for each in events]} if events else {}
+    found = Found(entries)
+    found.may_be_more = is_full
     return list(of.take_in(found))
 
 
@@ -84,8 +92,8 @@ def by_entry(told: Sequence[StreamEvent]) -> list[tuple[str, Any]]:
 
 def test_what_a_later_page_takes_back_is_left_out_of_an_earlier_one() -> None:
     reader, events = part(last=4), said("ab", "cd", 2, "ef", "gh", 4)
-    assert taken(reader, *events[:2]) == []
-    assert taken(reader, *events[2:4]) == []
+    assert taken(reader, *events[:2], is_full=True) == []
+    assert taken(reader, *events[2:4], is_full=True) == []
     assert by_entry(taken(reader)) == [("text", "ab"), ("text", "ef")]
     assert by_entry(taken(reader, events[4])) == [("text", "gh")]
     assert taken(reader, events[5]) == [events[5]], "what was told is taken back as it is"
@@ -93,9 +101,15 @@ def test_what_a_later_page_takes_back_is_left_out_of_an_earlier_one() -> None:
 
 def test_a_reader_that_catches_up_waits_for_no_more_than_was_there() -> None:
     reader, events = part(last=2), said("a", "b", "c", "d")
-    assert taken(reader, *events[:2]) == []
-    assert taken(reader, events[2]) == events[:3]
-    assert taken(reader, events[3]) == events[3:]
+    assert taken(reader, *events[:2], is_full=True) == []
+    assert taken(reader, events[2], is_full=True) == events[:3]
+    assert taken(reader, events[3], is_full=True) == events[3:]
+
+
+def test_a_reader_that_finds_all_at_once_is_told_at_once_and_asks_no_more() -> None:
+    source: Any = SimpleNamespace(last_entry=pytest.fail)
+    reader, events = Standing(Pages(), source, is_ordered=True, is_fresh=True), said("ab", 1, "c")
+    assert by_entry(taken(reader, *events)) == [("text", "a"), ("text", "c")]
 
 
 def test_a_text_is_cut_and_its_id_is_behind_the_cut() -> None:
@@ -107,32 +121,28 @@ def test_a_text_is_cut_and_its_id_is_behind_the_cut() -> None:
 def test_who_goes_on_is_told_to_take_back_what_it_has() -> None:
     events = said("abcd", "ef", 5, "g", 2, "h", 3, "i")
     reader = part(last=8, is_fresh=False)
-    assert taken(reader, *events[1:]) == []
-    assert by_entry(taken(reader)) == [("retract", 2), ("text", "h"), ("text", "i")]
+    assert by_entry(taken(reader, *events[1:])) == [("retract", 2), ("text", "h"), ("text", "i")]
     again = part(last=3, is_fresh=False)
-    taken(again, events[2])
-    assert taken(again) == [events[2]]
+    assert taken(again, events[2]) == [events[2]]
 
 
 def test_what_comes_out_of_order_is_taken_back_wherever_it_may_be_held() -> None:
     items = [event(1, "items", 3, ["d"]), event(2, "items", 0, ["a"]), event(3, "retract", 1)]
     fresh, other = part(last=3, is_ordered=False), part(last=3, is_ordered=False, is_fresh=False)
-    for reader in (fresh, other):
-        taken(reader, *items)
-    assert by_entry(taken(fresh)) == [("items", ["a"])]
-    assert by_entry(taken(other)) == [("items", ["a"]), ("retract", 1)]
+    assert by_entry(taken(fresh, *items)) == [("items", ["a"])]
+    assert by_entry(taken(other, *items)) == [("items", ["a"]), ("retract", 1)]
 
 
 def test_an_end_is_told_at_once() -> None:
     reader = part(last=9)
     (text,), end = said("a"), event(2, "end", 1)
-    assert taken(reader, text, end) == [text, end]
+    assert taken(reader, text, end, is_full=True) == [text, end]
     assert reader.is_over
 
 
 def test_patience_ends_when_all_that_was_there_is_told() -> None:
     reader, events = part(last=2, patience=Patience(time.monotonic(), "too long")), said("a", "b", "c")
-    assert taken(reader, *events[:2]) == []
+    assert taken(reader, *events[:2], is_full=True) == []
     assert taken(reader) == events[:2]
     with pytest.raises(WaitTimeout, match="too long"):
         taken(reader, events[2])
@@ -160,7 +170,7 @@ def test_any_stream_read_in_any_way_is_heard_as_it_stands(events: Said, data: st
     held = told[:place]
     rest = events[int(held[-1].id.partition("-")[0]) :] if held else events
     reader = part(last=len(events), is_fresh=not held)
-    more = taken(reader, *rest) + taken(reader)
+    more = taken(reader, *rest, is_full=data.draw(st.booleans())) + taken(reader)
     assert heard(more, heard(held)) == stands
     assert more == told[place:], "and nothing is told twice"
 
@@ -172,6 +182,6 @@ def test_a_live_reader_hears_what_stands(events: Said, data: st.DataObject) -> N
     rest = list(events)
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        told += taken(reader, *rest[:size])
+        told += taken(reader, *rest[:size], is_full=data.draw(st.booleans()))
         rest = rest[size:]
     assert heard(told + taken(reader)) == heard(events)

@@ -134,7 +134,10 @@ class Asker:
         own = {name: value for name, value in self._defaults.items() if name != "max_tokens"}
         kind = RequestOutputKind.DELTA
         try:
-            return SamplingParams(**{**own, **given}, max_tokens=max_tokens, output_kind=kind)
+            # It is this request's alone, so vLLM need not make itself a copy of all that it holds.
+            return SamplingParams(
+                **{**own, **given}, max_tokens=max_tokens, output_kind=kind, skip_clone=True
+            )
         except (VLLMClientError, ValueError) as error:
             raise EngineRefused(
                 f"model {self._alias!r} refuses the sampling: {shortened(str(error))}"

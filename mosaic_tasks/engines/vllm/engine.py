@@ -51,9 +51,10 @@ from mosaic_tasks.engines.vllm.asking import Asked, Asker
 from mosaic_tasks.engines.vllm.fitting import check_fit
 from mosaic_tasks.engines.vllm.folder import check_adapter, check_model
 from mosaic_tasks.engines.vllm.journal import Journal, quiet_deaths, quiet_import, shortened
-from mosaic_tasks.engines.vllm.meter import Meter, stat_logger
+from mosaic_tasks.engines.vllm.meter import Meter, stat_logger, tell_outputs
 from mosaic_tasks.engines.vllm.orphans import Guard, environment, kill_marked, marked, marking
 from mosaic_tasks.engines.vllm.spec import ModelSpec
+from mosaic_tasks.engines.vllm.waking import Waking
 
 log = structlog.get_logger(__name__)
 
@@ -196,7 +197,8 @@ class VLLMEngine:
             written, finished = 0, False
             async with self._request(asked, timeout_s=request.timeout_s, begun=begun) as queue:
                 while not finished:
-                    out = queue.get_nowait() or await queue.get()
+                    await queue.ready.wait()
+                    out = queue.get_nowait()  # all that came meanwhile, in one
                     finished, answer = out.finished, out.outputs[0]
                     written += len(answer.token_ids)
                     if request.logprobs:
@@ -331,6 +333,7 @@ class VLLMEngine:
             check_fit(self.spec, config, cpu=cpu)
             loggers = [stat_logger(self.meter)]
             self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
+        tell_outputs(self._llm, self.meter)
         envs.enable_envs_cache()  # vLLM reads one of them for each token, a seventh of the loop's time
 
     def _watch(self) -> None:
@@ -411,6 +414,7 @@ class VLLMEngine:
                 raise
             raise await self._meaning(error, asked) from error
         self._check_alive()  # it may have died while the request was under way to it
+        queue.ready = Waking(is_set=queue.output is not None)
         self._open.add(queue)
         return queue
 

@@ -1,4 +1,4 @@
-"""How busy an engine is, from what vLLM tells after each of its steps, and how many more requests fit.
+"""How busy an engine is, from what vLLM tells in each of its steps, and how many more requests fit.
 
 A request that does not fit makes vLLM preempt another: its KV cache is dropped and computed again. So a worker takes
 only as many as fit by the length that requests here have had, and the others wait in their queue.
@@ -27,6 +27,8 @@ _LONG_PROMPT = 256
 """Prompts of which so many tokens are read tell how fast that goes; the time of shorter ones is that of a step."""
 _FADING = 0.9
 """By so much what was read counts less with each such prompt."""
+_SCHEDULED, _PREEMPTED = 2, 3
+"""Of vLLM's `EngineCoreEventType`."""
 
 
 class Step(msgspec.Struct):
@@ -83,6 +85,7 @@ class Meter:
 
     Args:
         now: clock, in seconds.
+        wall: the time of day, by which vLLM knows when a request arrived.
 
     Attributes:
         running, waiting, kv_use: what vLLM told after its last step.
@@ -90,8 +93,11 @@ class Meter:
         worked_at: when the engine last got on with a request, by the clock: a token, or a part of a prompt.
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(
+        self, *, now: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._now, self._wall = now, wall
+        self._step = Step()
         self._steps: deque[tuple[float, Step]] = deque()
         self._begun = now()
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
@@ -102,17 +108,34 @@ class Meter:
         self.preempted = 0
         self.worked_at = now()
 
-    def record(self, scheduler: Any, iteration: Any) -> None:
-        """Takes vLLM's `SchedulerStats` and `IterationStats`; either may be None."""
-        step = Step()
+    def came(self, request: Any, output: Any, at_s: float, *_: Any) -> None:
+        """Takes one output of a step that is going on; is called for each token, so it does no more than it has to.
+
+        Args:
+            request: vLLM's `RequestState`, as it was before.
+            output: vLLM's `EngineCoreOutput`.
+            at_s: when EngineCore gave it, by the clock of its events.
+        """
+        step, stats = self._step, request.stats
+        step.generated_tokens += len(output.new_token_ids)
+        if request.is_prefilling:
+            self._begins(output, stats.arrival_time, at_s)
+        else:
+            step.gaps += 1
+            step.gap_s += at_s - stats.last_token_ts
+        stats.last_token_ts = at_s
+        if output.events:
+            self.preempted += sum(event.type == _PREEMPTED for event in output.events)
+
+    def record(self, scheduler: Any) -> None:
+        """A step is over: takes vLLM's `SchedulerStats`, or None."""
+        step, self._step = self._step, Step()
         if scheduler is not None:
             self.running = scheduler.num_running_reqs
             self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
             self.kv_use = scheduler.kv_cache_usage
             step.looked_up = scheduler.prefix_cache_stats.queries
             step.found = scheduler.prefix_cache_stats.hits
-        if iteration is not None:
-            self._read(iteration, step)
         now = self._now()
         # A step that reads a part of a long prompt gives no token, and is told with the queue only.
         if step.generated_tokens or (scheduler is not None and self.running):
@@ -164,16 +187,16 @@ class Meter:
             prefill_tokens_s=self._read_tokens / self._read_s if self._read_s else 0.0,
         )
 
-    def _read(self, iteration: Any, step: Step) -> None:
-        step.prompt_tokens = iteration.num_prompt_tokens
-        step.generated_tokens = iteration.num_generation_tokens
-        step.firsts = len(iteration.time_to_first_tokens_iter)
-        step.first_s = sum(iteration.time_to_first_tokens_iter)
-        step.gaps = len(iteration.inter_token_latencies_iter)
-        step.gap_s = sum(iteration.inter_token_latencies_iter)
-        self.preempted += iteration.num_preempted_reqs
-        for request in iteration.finished_requests:
-            self._note_reading(request.num_prompt_tokens - request.num_cached_tokens, request.prefill_time)
+    def _begins(self, output: Any, arrived: float, at_s: float) -> None:
+        """The first output of a request: its prompt is read."""
+        self._step.firsts += 1
+        self._step.first_s += self._wall() - arrived
+        read = output.prefill_stats
+        if read is not None:
+            self._step.prompt_tokens += read.num_prompt_tokens
+            events = output.events or ()
+            begun = next((event.timestamp for event in events if event.type == _SCHEDULED), at_s)
+            self._note_reading(read.num_computed_tokens, at_s - begun)
 
     def _note_reading(self, tokens: int, taken_s: float) -> None:
         if tokens >= _LONG_PROMPT and taken_s > 0:
@@ -187,10 +210,10 @@ class Meter:
 
 
 def stat_logger(meter: Meter) -> Any:
-    """What AsyncLLM takes as one of its `stat_loggers`: it tells `meter`.
+    """What AsyncLLM takes as one of its `stat_loggers`: it tells `meter` when a step is over.
 
     It stands in the place of vLLM's own Prometheus logger, which is added otherwise, takes an eighth of the loop's
-    time, and which nobody reads here.
+    time, and which nobody reads here. Without any, EngineCore tells nothing of its queue.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -198,8 +221,8 @@ def stat_logger(meter: Meter) -> Any:
         def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
             pass
 
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            meter.record(scheduler_stats, iteration_stats)
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            meter.record(scheduler_stats)
 
         def record_admission_rejection(self, reason: str) -> None:
             pass
@@ -211,3 +234,16 @@ def stat_logger(meter: Meter) -> Any:
             pass
 
     return _Logger
+
+
+def tell_outputs(llm: Any, meter: Meter) -> None:
+    """Has an AsyncLLM tell `meter` of each output, in the place of its own statistics of them, which are lists to which
+    each token adds: a twentieth of the loop's time.
+
+    Args:
+        llm: has had no request yet: with the first one it begins to handle outputs, as `log_stats` says then.
+    """
+    processor = llm.output_processor
+    assert callable(processor._update_stats_from_output)  # else another vLLM would tell nothing
+    llm.log_stats = False
+    processor._update_stats_from_output = meter.came

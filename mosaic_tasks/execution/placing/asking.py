@@ -158,7 +158,7 @@ class Asking:
         """Asks the engine that the agent names."""
         heard = Heard(options.get("on_delta"))
         try:
-            return await run_agent(agent, names, **{**options, "on_delta": heard})
+            return await run_agent(agent, names, **{**options, "on_delta": heard.hear})
         except (asyncio.CancelledError, CallTimeout):
             read = sum(approx_tokens(message.content) for message in question(agent, names))
             self._broken_off[work.claim] = configured(agent.model), Usage(read, heard.tokens, estimated=True)
@@ -188,7 +188,7 @@ class Asking:
                 try:
                     began_s = time.monotonic()
                     async with telling_limits(self._process.guards, admitted):
-                        answer = await run_agent(agent, names, **{**options, "on_delta": heard})
+                        answer = await run_agent(agent, names, **{**options, "on_delta": heard.hear})
                     self._process.learning.observe_service(sent.deployment, time.monotonic() - began_s)
                 except EngineError as error:
                     if isinstance(error, EngineGone):
@@ -245,7 +245,8 @@ class Heard:
     def __init__(self, on_delta: Callable[[str], None] | None) -> None:
         self._on_delta, self._chars = on_delta, 0
 
-    def __call__(self, piece: str) -> None:
+    def hear(self, piece: str) -> None:
+        """The answer goes on."""
         self._chars += len(piece)
         if self._on_delta is not None:
             self._on_delta(piece)

@@ -16,7 +16,7 @@ from mosaic_queues.streams import Flush, Piece
 from mosaic_queues.values import encode
 
 COALESCE_S = 0.02
-"""Chunks wait for each other so long; the first one after a silence does not wait."""
+"""Chunks wait for each other so long; the first one of a stream does not wait."""
 FLUSH_TEXT = 16_384
 """Characters that are published without waiting."""
 FLUSH_ITEMS = 256
@@ -40,8 +40,11 @@ class Outlet:
         earlier: what earlier attempts published, up to where this one differs.
         position: where the next piece of this attempt belongs: characters or items.
         waiting: how much waits: characters or items.
+        enough: so many characters or items are published without waiting.
+        is_outside: the server holds enough of the stream: the rest goes to the object store, in larger chunks. Chunks
+            stay as long as their run, so a stream that is beyond its limit remains so.
         flushes: how often this attempt has published.
-        flushed_at: monotonic time when it last did, or could have.
+        flushed_at: monotonic time when it last did, or could have; 0: it never could.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Outlet:
         self._pieces: list[Any] = []
         self._waiting: list[Any] = []
         self.waiting = 0
+        self.enough, self.is_outside = FLUSH_TEXT if kind == "text" else FLUSH_ITEMS, False
         self._retract: int | None = None
         self._is_over = False
         self._limit_bytes, self._entries = inside_bytes, 0
@@ -75,48 +79,52 @@ class Outlet:
 
     @property
     def due_at(self) -> float:
-        """When what waits is to be published (monotonic); infinite: nothing waits."""
+        """When what waits is to be published (monotonic); 0: at once, as its first piece is and what is enough;
+        infinite: nothing waits."""
         if not self.is_due:
             return math.inf
-        if self.waiting >= self.enough:
+        if self.waiting >= self.enough or not self.flushed_at:
             return 0.0
         return self.flushed_at + (GATHER_S if self.is_outside else COALESCE_S)
 
-    @property
-    def enough(self) -> int:
-        """So many characters or items are published without waiting."""
-        most = FLUSH_TEXT if self.kind == "text" else FLUSH_ITEMS
-        if not self.is_outside:
-            return most
-        worth = OBJECT_BYTES * self._inside_size // max(self._inside_bytes, 1)  # as large as those before
-        return max(1, min(worth, GATHERED * most))
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether the server holds enough of the stream: the rest goes to the object store, in larger chunks.
-
-        Chunks stay as long as their run, so a stream that is beyond its limit remains so.
-        """
-        return self._inside_bytes + ENTRY_BYTES * self._entries > self._limit_bytes
-
     def count(self, stored_bytes: int, size: int) -> None:
         """Notes a chunk of the stream: what it takes of the server, and what it holds (characters or items)."""
-        if not self.is_outside:
-            self._entries += 1
-            self._inside_bytes += stored_bytes
-            self._inside_size += size
+        if self.is_outside:
+            return
+        self._entries += 1
+        self._inside_bytes += stored_bytes
+        self._inside_size += size
+        if self._inside_bytes + ENTRY_BYTES * self._entries > self._limit_bytes:
+            worth = OBJECT_BYTES * self._inside_size // max(self._inside_bytes, 1)  # as large as those before
+            self.enough, self.is_outside = max(1, min(worth, GATHERED * self.enough)), True
 
     # -- what it says --------------------------------------------------------------------------------------------
 
-    def add(self, piece: Any) -> None:
-        """Takes the next piece: a text, or a list of items."""
+    def add(self, piece: Any) -> bool:
+        """Takes the next piece: a text, or a list of items.
+
+        Returns:
+            whether something is due earlier by that: it is the first that waits, or makes it enough.
+        """
+        self._pieces.append(piece)
+        if self.position < len(self.earlier):
+            new = self._differing(piece)
+        else:
+            new = piece
+            self.position += len(piece)
+        if not new:
+            return False
+        self._waiting.append(new)
+        before, self.waiting = self.waiting, self.waiting + len(new)
+        return before == 0 or before < self.enough <= self.waiting
+
+    def _differing(self, piece: Any) -> Any:
+        """What of the piece is not what an earlier attempt published at this place."""
         same = self._confirmed(piece)
         self.position += len(piece)
-        self._pieces.append(piece)
         if same < len(piece):
             self._drop_earlier(self.position - len(piece) + same)
-            self._waiting.append(piece[same:])
-            self.waiting += len(piece) - same
+        return piece[same:]
 
     def _confirmed(self, piece: Any) -> int:
         """How much of the piece is what an earlier attempt published at this place."""

@@ -18,6 +18,12 @@ from mosaic_tasks.execution.streams.outlets import COALESCE_S
 
 log = structlog.get_logger(__name__)
 
+RESTS = 5
+"""It rests so many times as long as its work took of the processor that the threads of a process share: a sixth of that
+goes to telling what calls say, at most."""
+REST_S = 0.1
+"""It never rests longer: readers wait meanwhile."""
+
 AGAIN_S = 0.2
 """Pause before chunks are sent again to a server that does not answer."""
 
@@ -34,7 +40,7 @@ class Flushed(Protocol):
 
 class Timetable:
     """When publications are due. What need not go at once goes on a beat that all share, so that a trip takes as many
-    along as there are, and readers hear of all at once.
+    along as there are, and readers hear of all at once; and not before the publisher has rested from the last ones.
 
     Args:
         began: monotonic time of a beat.
@@ -42,29 +48,43 @@ class Timetable:
 
     def __init__(self, began: float) -> None:
         self._began = began
+        self._rests_until = began
+        self._is_resting = False
         self._due: dict[Flushed, float] = {}
 
     def enter(self, publication: Flushed, at: float) -> float:
-        """Has a publication flushed at the last beat up to a time, or earlier if it is due already.
+        """Has a publication flushed at the last beat up to a time, or earlier if it is due already; 0: at once.
 
         Returns:
             When.
         """
-        beat = at - (at - self._began) % COALESCE_S
+        # By the number of the beat: of two times that nearly are the same, one would wake who sleeps until the other.
+        beat = min(at, self._began + (at - self._began) // COALESCE_S * COALESCE_S)
         due_at = self._due[publication] = min(beat, self._due.get(publication, math.inf))
-        return due_at
+        return self._rested(due_at)
 
     def take(self, now: float) -> list[Flushed]:
         """Those that are due, which are not entered any more."""
-        ready = [publication for publication, at in self._due.items() if at <= now]
+        ready = [publication for publication, at in self._due.items() if self._rested(at) <= now]
         for publication in ready:
             del self._due[publication]
+        self._is_resting = now < self._rests_until
         return ready
+
+    def worked(self, for_s: float, *, now: float) -> None:
+        """Those that were taken are flushed, which took so much of a processor. What went amid a rest does not
+        prolong it: the others would wait as long as there is such."""
+        if not self._is_resting:
+            self._rests_until = now + min(RESTS * for_s, REST_S)
 
     @property
     def next_at(self) -> float:
         """When the next one is due; infinite: none is entered."""
-        return min(self._due.values(), default=math.inf)
+        return min(map(self._rested, self._due.values()), default=math.inf)
+
+    def _rested(self, due_at: float) -> float:
+        """When what is due at a time goes: what is due at once waits for no rest."""
+        return due_at if due_at <= 0.0 else max(due_at, self._rests_until)
 
 
 class Publisher:
@@ -85,7 +105,11 @@ class Publisher:
 
     def _run(self) -> None:
         while True:
-            self._flush(self._next())
+            ready = self._next()
+            begun = time.thread_time()  # waiting for a server is no work, and keeps nobody from it
+            self._flush(ready)
+            with self._changed:
+                self._timetable.worked(time.thread_time() - begun, now=time.monotonic())
 
     def _next(self) -> list[Flushed]:
         with self._changed:
@@ -125,7 +149,11 @@ _lock = threading.Lock()
 
 def publisher() -> Publisher:
     """This process's publisher."""
-    with _lock:
+    return _publishers.get(os.getpid()) or _begun()
+
+
+def _begun() -> Publisher:
+    with _lock:  # another thread may have begun it meanwhile
         found = _publishers.get(os.getpid())
         if found is None:
             found = _publishers[os.getpid()] = Publisher()

@@ -115,13 +115,10 @@ class Publication:
     def _add(self, outlet: Outlet, piece: Any) -> None:
         with self._lock:
             self._check()
-            told_at = outlet.due_at
-            outlet.add(piece)
-            due_at = outlet.due_at
-            is_ahead = outlet.waiting >= FLUSHES_AHEAD * outlet.enough
-        if due_at < told_at:
+            due_at = outlet.due_at if outlet.add(piece) else math.inf
+        if due_at < math.inf:
             publisher().due(self, at=due_at)
-        if is_ahead:
+        if outlet.waiting >= FLUSHES_AHEAD * outlet.enough:
             self._wait_for_room(outlet)
 
     def _wait_for_room(self, outlet: Outlet) -> None:

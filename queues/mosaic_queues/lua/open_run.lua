@@ -2,6 +2,7 @@
 -- arg: plan, name, tenant, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends),
 --      origin ('', or in whose course it is opened); ARGV[2]: envelope of the inputs
 --      letters  {{key, message}}, or false   of the roots, where the broker is this server
+--      plan_key: only with the letters; they wait for a plan that is not here, which whoever gets them would miss
 -- Returns 0 when the run is already there, 2 when the letters are in their queues, or 1: the caller sends messages.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
 local events = {{'opened', arg.plan, arg.name}}
@@ -17,8 +18,9 @@ for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS}) do
   redis.call('PEXPIRE', key, arg.keep_ms)
 end
 tell(arg.tenant, arg.name, '', 'running', arg.keep_ms)
-local answer = arg.letters and 2 or 1
-for _, letter in ipairs(arg.letters or {}) do
+if not arg.letters or redis.call('EXISTS', arg.plan_key) == 0 then return 1 end
+local answer = 2
+for _, letter in ipairs(arg.letters) do
   if type(redis.pcall('LPUSH', letter[1], letter[2])) ~= 'number' then answer = 1 end   -- what is refused must not undo the opening
 end
 return answer
