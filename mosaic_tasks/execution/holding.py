@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,11 +19,22 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.streams import Drain
-from mosaic_queues.transitions import EPOCH, Advance, Claim, Done, Group, JoinStep, Usage, route_of
+from mosaic_queues.transitions import (
+    EPOCH,
+    Advance,
+    Claim,
+    Done,
+    Group,
+    JoinStep,
+    Transition,
+    Usage,
+    route_of,
+)
 from mosaic_tasks.execution.calls import execution_of
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.sharing import TOGETHER, calls_to_keep, claim_size
+from mosaic_tasks.execution.together import go_alone
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +110,10 @@ class Holding:
 
     def advance(self) -> None:
         """One transition: records what is finished, claims what comes next."""
+        go_alone(self.advancing(), self._advance)
+
+    def advancing(self) -> Generator[Transition, Advance, None]:
+        """The same, where the ledger may be asked for several at once."""
         finished = self._drain()
         with self.lock:
             wanted = self._wanted()
@@ -106,7 +121,7 @@ class Holding:
             return
         keep = 0 if self.given or self.claimed else self.keep(finished.released())
         try:
-            answer = self._recorded(finished, wanted, keep)
+            answer = yield from self._recorded(finished, wanted, keep)
         except RedisError:
             with self.lock:
                 self.finished.put_back(finished)
@@ -121,11 +136,14 @@ class Holding:
             )
         self.take(answer)
 
-    def _recorded(self, finished: Finished, wanted: Sequence[str], keep: int) -> Advance:
+    def _recorded(
+        self, finished: Finished, wanted: Sequence[str], keep: int
+    ) -> Generator[Transition, Advance, Advance]:
         try:
-            return self._transition(finished, wanted, keep)
+            answer = yield self._asked(finished, wanted, keep)
         except (RedisConnectionError, RedisTimeoutError):
             return self.again(lambda keep: self._transition(finished, (), keep))
+        return self._noted(finished, answer)
 
     def _drain(self) -> Finished:
         """Takes what is finished."""
@@ -134,23 +152,31 @@ class Holding:
         return finished
 
     def _transition(self, finished: Finished, wanted: Sequence[str], keep: int) -> Advance:
+        return self._noted(finished, self._advance(self._asked(finished, wanted, keep)))
+
+    def _advance(self, asked: Transition) -> Advance:
+        return self.process.ledger.advance(asked.run_id, **asked.options)
+
+    def _asked(self, finished: Finished, wanted: Sequence[str], keep: int) -> Transition:
         if wanted or keep:
             self.process.assure_alive()
-        answer = self.process.ledger.advance(
-            self.run_id,
-            holder=self.claimant,
-            done=finished.done,
-            joins=list(finished.joins.values()),
-            usages=finished.usages,
-            claim=wanted,
-            read=[*self.execution.inputs.absent(wanted), *self._sent(wanted)],
-            open_={
+        options = {
+            "holder": self.claimant,
+            "done": finished.done,
+            "joins": list(finished.joins.values()),
+            "usages": finished.usages,
+            "claim": wanted,
+            "read": [*self.execution.inputs.absent(wanted), *self._sent(wanted)],
+            "open_": {
                 call: list(self.plan.node(CallId(call).node).streams) for call in wanted if CallId(call).reads
             },
-            keep=keep,
-            serves=self.process.serves,
-            fences=self.process.observer.tracer is not None,
-        )
+            "keep": keep,
+            "serves": self.process.serves,
+            "fences": self.process.observer.tracer is not None,
+        }
+        return Transition(self.run_id, options)
+
+    def _noted(self, finished: Finished, answer: Advance) -> Advance:
         for call in answer.stale:
             finished.values.pop(call, None)
         for shadow in answer.dropped:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,13 +19,14 @@ from typing import NamedTuple, Protocol
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.transitions import Advance, Claim, Group
+from mosaic_queues.transitions import Advance, Claim, Group, Transition
 from mosaic_tasks.execution.calls import Execution
 from mosaic_tasks.execution.holding import CLAIM_MOST, Finished, Holding
 from mosaic_tasks.execution.outcomes import Expand, Outcome, Work
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.settling import Settling
+from mosaic_tasks.execution.together import go_alone
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +124,7 @@ class HostedRun(Holding):
         self.retry_at = 0.0
         self._slots = slots
         self._waiting: dict[str, _Waiting] = {}
-        self._asked: list[str] = []
+        self._claiming: list[str] = []
         self._seats: dict[Claim, _Seat] = {}
         self._over: list[tuple[str, Sequence[Ticket]]] = []
         self._unsent: deque[Callable[[], object]] = deque()
@@ -162,11 +163,15 @@ class HostedRun(Holding):
         Raises:
             redis.RedisError: it is to be tried again; nothing is lost.
         """
-        self._room, self._asked = max(room, 0), []
+        return go_alone(self.stepping(room=room), self._advance)
+
+    def stepping(self, *, room: int) -> Generator[Transition, Advance, bool]:
+        """The same, where the ledger may be asked for several runs at once."""
+        self._room, self._claiming = max(room, 0), []
         if not (self.finished or (self.given and self._room)):
             return False
         with self._in_a_name_of_its_own():
-            self.advance()
+            yield from self.advancing()
         return True
 
     @contextmanager
@@ -175,15 +180,15 @@ class HostedRun(Holding):
         try:
             yield
         except RedisError:
-            self._asked = []  # they wait again
+            self._claiming = []  # they wait again
             self.let_go()
             raise
 
     def _wanted(self) -> list[str]:
         count = min(self._room, CLAIM_MOST, len(self.given))
-        self._asked = [self.given.popleft() for _ in range(count)]
+        self._claiming = [self.given.popleft() for _ in range(count)]
         self._room -= count
-        return self._asked
+        return self._claiming
 
     def again(self, transition: Callable[[int], Advance]) -> Advance:
         """As in `Holding`; what it has claimed under other names, and what waits, stays."""
@@ -196,7 +201,7 @@ class HostedRun(Holding):
         """Seats what a transition claimed, publishes what it made ready. What it was asked for and has not claimed is
         somebody else's."""
         super().take(answer)
-        asked, self._asked = self._asked, []
+        asked, self._claiming = self._claiming, []
         claims = {claim.call: claim for claim in answer.claimed}
         for call in asked:
             claim, tickets = claims.pop(call, None), self._waiting.pop(call).tickets

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.connection import told_error
 from mosaic_queues.errors import ClaimLost, ServerRefused, UnknownRun
-from mosaic_queues.transitions import Claim
+from mosaic_queues.transitions import Advance, Claim, Transition
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
 from mosaic_tasks.execution.driver import CLAIMS_EVERY_S, STUCK_EXIT, known
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue
@@ -34,6 +34,7 @@ from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, fa
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
 from mosaic_tasks.execution.sharing import Lengths, calls_ahead, patience_s
+from mosaic_tasks.execution.together import Errand, go_together
 from mosaic_tasks.execution.warming import Warmer
 
 log = structlog.get_logger(__name__)
@@ -89,7 +90,7 @@ class Host:
         self._runs: dict[str, HostedRun] = {}
         self._touched: dict[str, HostedRun] = {}
         self._in_flight = 0
-        self._waiting = 0
+        self._waiting = self._keeping = 0
         self._length_s = _LONG_S
         self._retry_at = 0.0
         self._ticked = self._looked = time.monotonic()
@@ -163,9 +164,7 @@ class Host:
         while not self._closed:
             try:
                 self._collect(TICK_S if self._is_busy else None)
-                self._waiting = sum(run.waiting for run in self._touched.values())
-                for run in list(self._touched.values()):
-                    self._serve(run)
+                self._serve()
                 if not self._closed:
                     self._tick(time.monotonic())
                 if not self._is_busy:
@@ -263,17 +262,37 @@ class Host:
         batch_s = self._process.settings.batch_s
         self._slots.ahead = calls_ahead(self._slots.limit, length_s=self._length_s, batch_s=batch_s)
 
-    def _serve(self, run: HostedRun) -> None:
-        if time.monotonic() < max(self._retry_at, run.retry_at):
-            return
+    def _serve(self) -> None:
+        """Has all runs go on of which something came; what they ask the ledger goes there together."""
+        now = time.monotonic()
+        self._waiting, self._keeping = sum(run.waiting for run in self._touched.values()), 0
+        runs = [run for run in self._touched.values() if now >= max(self._retry_at, run.retry_at)]
+        errands = [_Serving(self, run) for run in runs]
+        go_together(errands, self._ask)
+        for errand in errands:
+            self._served(errand.run, errand.error)
+
+    def _ask(self, asking: Sequence[_Serving]) -> None:
+        answers: Sequence[Advance | Exception]
+        transitions = [each.asked for each in asking if each.asked is not None]
+        ledger = self._process.ledger
         try:
-            self._advance(run)
-        except RedisError as error:
+            if len(transitions) == 1:
+                answers = [ledger.advance(transitions[0].run_id, **transitions[0].options)]
+            else:
+                answers = ledger.advance_together(transitions)
+        except Exception as error:  # noqa: BLE001 - each of them makes of it what it has to
+            answers = [error] * len(asking)
+        for each, answer in zip(asking, answers, strict=True):
+            each.answered(answer)
+
+    def _served(self, run: HostedRun, error: Exception | None) -> None:
+        if isinstance(error, RedisError):
             if _may_pass(error):
                 self._put_off(run, error)
                 return
             self._give_up(run, error)
-        except Exception as error:  # noqa: BLE001 - the clerk goes on for the other runs
+        elif error is not None:  # the clerk goes on for the other runs
             self._fail(run.run_id, error)
             self._forget(run)
         del self._touched[run.run_id]
@@ -317,23 +336,19 @@ class Host:
             message = f"internal error in a worker, see its log: {type(error).__name__}: {error}"
             self._process.ledger.end_run(run_id, "failed", message)
 
-    def _advance(self, run: HostedRun) -> None:
+    def _advancing(self, run: HostedRun) -> Generator[Transition, Advance, None]:
         """Transitions until nothing is left to record, and no slot is free or no call waits."""
-        self._waiting -= run.waiting
-        try:
-            run.settle_landed(time.monotonic(), room=self._room(run))
-            self._start(run)
-            while run.step(room=self._room(run)):
-                run.close_recorded()
-                self._start(run)
+        run.settle_landed(time.monotonic(), room=self._room)
+        self._start(run)
+        while (yield from run.stepping(room=self._room)):
             run.close_recorded()
-        finally:
-            self._waiting += run.waiting
+            self._start(run)
+        run.close_recorded()
 
-    def _room(self, run: HostedRun) -> int:
+    @property
+    def _room(self) -> int:
         """Slots for calls that wait here, or that a run goes on to; those that wait have taken theirs."""
-        waiting = self._waiting + run.waiting
-        return 0 if self._drains else self._slots.limit - self._slots.used + waiting
+        return 0 if self._drains else self._slots.limit - self._slots.used + self._waiting - self._keeping
 
     def _start(self, run: HostedRun) -> None:
         """Runs what was claimed, and then publishes what others may run."""
@@ -518,6 +533,26 @@ class Host:
         self._in_flight -= len(run.flights)
         run.flights.clear()
         run.close()
+
+
+class _Serving(Errand[Transition, Advance]):
+    """A run that goes on. Between two of its steps others take theirs, so what it has of the host's calls and slots is
+    counted with each."""
+
+    def __init__(self, host: Host, run: HostedRun) -> None:
+        super().__init__(host._advancing(run))
+        self._host, self.run = host, run
+
+    def _go_on(self, step: Callable[[], Transition]) -> None:
+        waited, kept = self.run.waiting, self._keeps
+        self._host._keeping -= kept
+        super()._go_on(step)
+        self._host._waiting += self.run.waiting - waited
+        self._host._keeping += self._keeps
+
+    @property
+    def _keeps(self) -> int:
+        return 0 if self.asked is None else self.asked.keeps
 
 
 class Silence:

@@ -35,6 +35,7 @@ from mosaic_queues.transitions import (
     RunRecord,
     RunStanding,
     RunStatus,
+    Transition,
     Usage,
     process_of,
     shadowed,
@@ -73,6 +74,15 @@ class Opened(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.is_new
+
+
+class _Asked(NamedTuple):
+    """What the script `advance` is run with, and what its answer is read by."""
+
+    argument: dict[str, Any]
+    envelopes: list[bytes]
+    read: Sequence[str]
+    boxes: Mapping[str, Sequence[str]]
 
 
 class Ledger:
@@ -178,34 +188,51 @@ class Ledger:
             open_: mailboxes of `claim` with the streams that they read: what they read first comes with their claims.
             fences: notes by which claim each call of `done` was held, to be read as `fence_of`.
         """
-        boxes = open_ or {}
-        fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
-        argument = {
-            "holder": holder,
-            "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in done],
-            "fields": [(place, field.name, field.joins) for place, field in fields],
-            "joins": joins,
-            "notes": [_usage_event(usage) for usage in usages],
-            "claim": claim,
-            "read": read,
-            "open": list(boxes.items()),
-            "limit": ENTRIES_READ,
-            "keep": keep,
-            "serves": serves,
-            "fences": fences,
-        }
+        asked = _asked_to_advance(
+            holder=holder,
+            done=done,
+            joins=joins,
+            usages=usages,
+            claim=claim,
+            read=read,
+            keep=keep,
+            serves=serves,
+            open_=open_,
+            fences=fences,
+        )
         client = self._once if claim or keep else self.client
-        envelopes = [item.envelope for item in done] + [field.envelope for _, field in fields]
-        answer, *found = _ADVANCE(client, self.keys.run(run_id), argument, envelopes)
+        answer = _ADVANCE(client, self.keys.run(run_id), asked.argument, asked.envelopes)
+        return self._advance_of(run_id, asked, answer)
+
+    def advance_together(self, transitions: Sequence[Transition]) -> list[Advance | Exception]:
+        """`advance` for several runs, each a step of its own, all in one trip; an error of the server stands where an
+        answer would.
+
+        Raises:
+            redis.RedisError: the server does not answer; nobody knows which of them happened.
+        """
+        asked = [_asked_to_advance(**each.options) for each in transitions]
+        orders = [
+            (self.keys.run(each.run_id), one.argument, one.envelopes)
+            for each, one in zip(transitions, asked, strict=True)
+        ]
+        answers = _ADVANCE.together(self._once, orders)
+        return [
+            answer if isinstance(answer, Exception) else self._advance_of(each.run_id, one, answer)
+            for each, one, answer in zip(transitions, asked, answers, strict=True)
+        ]
+
+    def _advance_of(self, run_id: str, asked: _Asked, answer: Any) -> Advance:
+        told, *found = answer
         outputs = {
-            call: envelope for call, envelope in zip(read, found, strict=False) if envelope is not None
+            call: envelope for call, envelope in zip(asked.read, found, strict=False) if envelope is not None
         }
         opened = {
-            call: _opened(raw, boxes[call])
-            for call, raw in zip(boxes, found[len(read) :], strict=False)
+            call: _opened(raw, asked.boxes[call])
+            for call, raw in zip(asked.boxes, found[len(asked.read) :], strict=False)
             if raw is not None
         }
-        return self._advanced(run_id, answer)._replace(outputs=outputs, opened=opened)
+        return self._advanced(run_id, told)._replace(outputs=outputs, opened=opened)
 
     def _advanced(self, run_id: str, answer: Any) -> Advance:
         stale, claimed, ready, closed, dropped, *waited = answer
@@ -668,6 +695,40 @@ def _record(run_id: str, values: Sequence[bytes | None]) -> RunRecord | None:
     return RunRecord(
         run_id, cast(RunStatus, status), plan, name, int(created), int(ended) if ended else None, error
     )
+
+
+def _asked_to_advance(
+    *,
+    holder: str,
+    done: Sequence[Done],
+    joins: Sequence[JoinStep],
+    usages: Sequence[Usage],
+    claim: Sequence[str],
+    read: Sequence[str],
+    keep: int,
+    serves: Sequence[str],
+    open_: Mapping[str, Sequence[str]] | None,
+    fences: bool,
+) -> _Asked:
+    """See `Ledger.advance`."""
+    boxes = open_ or {}
+    fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
+    argument = {
+        "holder": holder,
+        "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in done],
+        "fields": [(place, field.name, field.joins) for place, field in fields],
+        "joins": joins,
+        "notes": [_usage_event(usage) for usage in usages],
+        "claim": claim,
+        "read": read,
+        "open": list(boxes.items()),
+        "limit": ENTRIES_READ,
+        "keep": keep,
+        "serves": serves,
+        "fences": fences,
+    }
+    envelopes = [item.envelope for item in done] + [field.envelope for _, field in fields]
+    return _Asked(argument, envelopes, read, boxes)
 
 
 def _usage_event(usage: Usage) -> tuple[Any, ...]:
