@@ -189,6 +189,7 @@ def _open(process: Process, run_id: str, prepared: PreparedPlan, data: bytes, pa
     config, ledger, plan, keep_s = process.settings, process.ledger, prepared.plan, _kept_s(process)
     begun, begun_ns, course = time.monotonic(), time.time_ns(), origin()
     roots = prepared.by_queue(plan.roots)
+    letters = process.letters(run_id, prepared, ready_at_once(roots))
     opened = ledger.open_run(
         run_id,
         plan=prepared.hash,
@@ -201,7 +202,7 @@ def _open(process: Process, run_id: str, prepared: PreparedPlan, data: bytes, pa
         tenant=plan.tenant,
         origin=course,
         entered_ms=process.now_ms(),
-        letters=process.letters(run_id, prepared, ready_at_once(roots)),
+        letters=letters,
     )
     if opened:
         if time.monotonic() - begun > SLOW_S:

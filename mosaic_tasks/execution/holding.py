@@ -18,6 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from mosaic_queues.advancing import Transition
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import (
     EPOCH,
@@ -26,7 +27,6 @@ from mosaic_queues.transitions import (
     Done,
     Group,
     JoinStep,
-    Transition,
     Usage,
     route_of,
 )
@@ -37,6 +37,11 @@ from mosaic_tasks.execution.sharing import TOGETHER, calls_to_keep, claim_size
 from mosaic_tasks.execution.together import go_alone
 
 log = structlog.get_logger(__name__)
+
+
+class ServerAwayError(RedisError):
+    """The server did not answer others in the same trip, a moment ago; nobody knows what it did of it."""
+
 
 COMMIT_S = 0.005
 """Results wait for each other so long before they are recorded."""
@@ -155,26 +160,26 @@ class Holding:
         return self._noted(finished, self._advance(self._asked(finished, wanted, keep)))
 
     def _advance(self, asked: Transition) -> Advance:
-        return self.process.ledger.advance(asked.run_id, **asked.options)
+        return self.process.ledger.advance(asked.run_id, **asked.options())
 
     def _asked(self, finished: Finished, wanted: Sequence[str], keep: int) -> Transition:
         if wanted or keep:
             self.process.assure_alive()
-        options = {
-            "holder": self.claimant,
-            "done": finished.done,
-            "joins": list(finished.joins.values()),
-            "usages": finished.usages,
-            "claim": wanted,
-            "read": [*self.execution.inputs.absent(wanted), *self._sent(wanted)],
-            "open_": {
+        return Transition(
+            self.run_id,
+            self.claimant,
+            finished.done,
+            list(finished.joins.values()),
+            finished.usages,
+            wanted,
+            read=[*self.execution.inputs.absent(wanted), *self._sent(wanted)],
+            keep=keep,
+            serves=self.process.serves,
+            open_={
                 call: list(self.plan.node(CallId(call).node).streams) for call in wanted if CallId(call).reads
             },
-            "keep": keep,
-            "serves": self.process.serves,
-            "fences": self.process.observer.tracer is not None,
-        }
-        return Transition(self.run_id, options)
+            fences=self.process.observer.tracer is not None,
+        )
 
     def _noted(self, finished: Finished, answer: Advance) -> Advance:
         for call in answer.stale:

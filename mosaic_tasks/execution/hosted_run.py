@@ -19,9 +19,10 @@ from typing import NamedTuple, Protocol
 import structlog
 from redis.exceptions import RedisError
 
-from mosaic_queues.transitions import Advance, Claim, Group, Transition
+from mosaic_queues.advancing import Transition
+from mosaic_queues.transitions import Advance, Claim, Group
 from mosaic_tasks.execution.calls import Execution
-from mosaic_tasks.execution.holding import CLAIM_MOST, Finished, Holding
+from mosaic_tasks.execution.holding import CLAIM_MOST, Finished, Holding, ServerAwayError
 from mosaic_tasks.execution.outcomes import Expand, Outcome, Work
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
@@ -179,9 +180,9 @@ class HostedRun(Holding):
         self.claimant = self.process.claimant()
         try:
             yield
-        except RedisError:
+        except RedisError as error:
             self._claiming = []  # they wait again
-            self.let_go()
+            self.process.let_go(self.run_id, self.claimant, now=not isinstance(error, ServerAwayError))
             raise
 
     def _wanted(self) -> list[str]:
@@ -195,6 +196,9 @@ class HostedRun(Holding):
         log.warning("host.again", what="answer lost, the transition is repeated", run=self.run_id)
         answer = transition(0)
         self.let_go()
+        # Nobody knows whether they were claimed, so they are asked for again.
+        self.given.extendleft(reversed(self._claiming))
+        self._claiming = []
         return answer
 
     def take(self, answer: Advance) -> None:

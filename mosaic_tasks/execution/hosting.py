@@ -24,11 +24,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from mosaic_queues.advancing import Transition
 from mosaic_queues.connection import told_error
 from mosaic_queues.errors import ClaimLost, ServerRefused, UnknownRun
-from mosaic_queues.transitions import Advance, Claim, Transition
+from mosaic_queues.transitions import Advance, Claim
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
 from mosaic_tasks.execution.driver import CLAIMS_EVERY_S, STUCK_EXIT, known
+from mosaic_tasks.execution.holding import ServerAwayError
 from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue
 from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, failure, timed_out
 from mosaic_tasks.execution.process import Process
@@ -270,21 +272,39 @@ class Host:
         errands = [_Serving(self, run) for run in runs]
         go_together(errands, self._ask)
         for errand in errands:
+            errand.send()
             self._served(errand.run, errand.error)
 
     def _ask(self, asking: Sequence[_Serving]) -> None:
-        answers: Sequence[Advance | Exception]
+        """Gives all who ask the ledger something their answers, and publishes once all have begun what they claimed."""
         transitions = [each.asked for each in asking if each.asked is not None]
-        ledger = self._process.ledger
         try:
             if len(transitions) == 1:
-                answers = [ledger.advance(transitions[0].run_id, **transitions[0].options)]
+                (only,) = transitions
+                answers: list[Advance | Exception] = [
+                    self._process.ledger.advance(only.run_id, **only.options())
+                ]
             else:
-                answers = ledger.advance_together(transitions)
+                answers = self._process.ledger.advance_together(transitions)
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            self._tell_away(asking, error)
         except Exception as error:  # noqa: BLE001 - each of them makes of it what it has to
-            answers = [error] * len(asking)
-        for each, answer in zip(asking, answers, strict=True):
-            each.answered(answer)
+            for each in asking:
+                each.answered(error)
+        else:
+            for each, answer in zip(asking, answers, strict=True):
+                each.answered(answer)
+        for each in asking:
+            each.send()
+
+    @staticmethod
+    def _tell_away(asking: Sequence[_Serving], error: Exception) -> None:
+        """The first one asks again, as long as that makes sense. If it has no answer either, the others need not."""
+        first, *others = asking
+        first.answered(error)
+        is_away = isinstance(first.error, (RedisConnectionError, RedisTimeoutError))
+        for each in others:
+            each.answered(ServerAwayError(str(error)) if is_away else error)
 
     def _served(self, run: HostedRun, error: Exception | None) -> None:
         if isinstance(error, RedisError):
@@ -339,10 +359,10 @@ class Host:
     def _advancing(self, run: HostedRun) -> Generator[Transition, Advance, None]:
         """Transitions until nothing is left to record, and no slot is free or no call waits."""
         run.settle_landed(time.monotonic(), room=self._room)
-        self._start(run)
+        self._launch(run)
         while (yield from run.stepping(room=self._room)):
             run.close_recorded()
-            self._start(run)
+            self._launch(run)
         run.close_recorded()
 
     @property
@@ -350,15 +370,10 @@ class Host:
         """Slots for calls that wait here, or that a run goes on to; those that wait have taken theirs."""
         return 0 if self._drains else self._slots.limit - self._slots.used + self._waiting - self._keeping
 
-    def _start(self, run: HostedRun) -> None:
-        """Runs what was claimed, and then publishes what others may run."""
-        try:
-            if run.claimed:
-                self._launch(run)
-        finally:
-            run.send_all()
-
     def _launch(self, run: HostedRun) -> None:
+        """Runs what was claimed."""
+        if not run.claimed:
+            return
         run.execution.inputs.fetch([claim.call for claim in run.claimed])
         flights: list[Flight] = []
         try:
@@ -442,8 +457,9 @@ class Host:
 
     def _hand_back(self, now: float) -> None:
         """Calls that wait for a slot for too long may run elsewhere meanwhile."""
+        since = now - self._patience_s()
         for run in list(self._touched.values()):
-            if run.hand_back_late(now - self._patience_s()):
+            if run.hand_back_late(since):
                 self._length_s, self._slots.ahead = _LONG_S, 0  # calls have become longer than they were
 
     def _patience_s(self) -> float:
@@ -550,9 +566,16 @@ class _Serving(Errand[Transition, Advance]):
         self._host._waiting += self.run.waiting - waited
         self._host._keeping += self._keeps
 
+    def send(self) -> None:
+        """Publishes what others may run."""
+        try:
+            self.run.send_all()
+        except Exception as error:  # noqa: BLE001 - told as what else goes wrong with the run
+            self.error = self.error or error
+
     @property
     def _keeps(self) -> int:
-        return 0 if self.asked is None else self.asked.keeps
+        return 0 if self.asked is None else self.asked.keep
 
 
 class Silence:

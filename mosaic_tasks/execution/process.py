@@ -208,11 +208,16 @@ class Process:
         """Called while something runs, so that calls which do not count any more end at once."""
         self.recalls.listen(self.holder)
 
-    def let_go(self, run_id: str, claimant: str) -> None:
-        """Hands back what a part of this process still holds of a run; when the server is away, with a later beat."""
+    def let_go(self, run_id: str, claimant: str, *, now: bool = True) -> None:
+        """Hands back what a part of this process still holds of a run; when the server is away, with a later beat.
+
+        Args:
+            now: False: it is known to be away.
+        """
         self._leaving.add((run_id, claimant))
-        with suppress(RedisError):
-            self._hand_back()
+        if now:
+            with suppress(RedisError):
+                self._hand_back()
 
     def _hand_back(self) -> None:
         for run_id, claimant in list(self._leaving):

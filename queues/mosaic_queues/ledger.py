@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from redis import Redis
 
+from mosaic_queues.advancing import Transition
 from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.history import History
@@ -35,7 +36,6 @@ from mosaic_queues.transitions import (
     RunRecord,
     RunStanding,
     RunStatus,
-    Transition,
     Usage,
     process_of,
     shadowed,
@@ -74,15 +74,6 @@ class Opened(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.is_new
-
-
-class _Asked(NamedTuple):
-    """What the script `advance` is run with, and what its answer is read by."""
-
-    argument: dict[str, Any]
-    envelopes: list[bytes]
-    read: Sequence[str]
-    boxes: Mapping[str, Sequence[str]]
 
 
 class Ledger:
@@ -129,7 +120,8 @@ class Ledger:
         entered_ms: int | None = None,
         letters: Sequence[Letter] | None = None,
     ) -> Opened:
-        """Opens a run and makes its roots ready; in one trip, unless the plan is new to this process.
+        """Opens a run and makes its roots ready. Its plan is stored and it is entered before that: in the same trip
+        where the letters are given and this process has stored the plan before.
 
         Args:
             plan: content hash of its plan.
@@ -139,11 +131,11 @@ class Ledger:
             max_run_s: the sweeper ends it when it is older; its keys outlive that by the retention.
             entered_ms: the server's time; the run is entered into the index and the history before it is opened. None:
                 it was.
-            letters: of its roots, which are put into their queues in the same step, where the plan is there; None: that
-                is left to the caller.
+            letters: of its roots, which are put into their queues in the same step; None: that is left to the caller.
         """
         keep_ms = int((max_run_s + retention_s) * 1000)
         argument = {
+            "run_id": run_id,
             "plan": plan,
             "name": name,
             "tenant": tenant,
@@ -151,20 +143,42 @@ class Ledger:
             "retention_ms": int(retention_s * 1000),
             "keep_ms": keep_ms,
             "origin": origin,
-            "letters": False if letters is None else [(letter.key, letter.text) for letter in letters],
-            "plan_key": "" if letters is None else self.keys.plan(plan),
+            "letters": [] if letters is None else [(letter.key, letter.text) for letter in letters],
+            "plan_key": "",
+            "lists": (),
         }
-        order: Order = (self.keys.run(run_id), argument, (inputs,))
-        if plan_data is not None and self._plans_stored.get(plan, 0.0) < time.monotonic() - keep_ms / 2000:
-            self._store_plan(plan, plan_data, keep_ms=keep_ms)
+        if entered_ms is None:
+            return self._opened_by(run_id, argument, inputs, letters)
+        if letters is not None and self._has_stored(plan, keep_ms):
+            found = self._open_at_once(run_id, argument, inputs, entered_ms)
+            if found is not None:
+                return found
+        self._prepare(run_id, plan, plan_data, tenant, now_ms=entered_ms, keep_ms=keep_ms)
+        return self._opened_by(run_id, argument, inputs, letters)
+
+    def _open_at_once(
+        self, run_id: str, argument: dict[str, Any], inputs: bytes, now_ms: int
+    ) -> Opened | None:
+        """Enters and opens a run in one trip. None: it is not open, for the server has lost its plan, or does not enter
+        it."""
+        plan_key, tenant, keep_ms = self.keys.plan(argument["plan"]), argument["tenant"], argument["keep_ms"]
+        lists = (self.keys.runs, self.keys.history(None), self.keys.history(tenant))
+        order: Order = (
+            self.keys.run(run_id),
+            {**argument, "plan_key": plan_key, "lists": lists},
+            (inputs,),
+        )
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.pexpire(self.keys.plan(plan), keep_ms)
-            if entered_ms is not None:
-                self._enter(pipe, run_id, tenant, now_ms=entered_ms, keep_ms=keep_ms)
-            has_plan, answer = _OPEN_RUN.at_the_end_of(pipe, self.client, order)
-        if plan_data is not None and not has_plan:  # the server has lost what it had
-            self._store_plan(plan, plan_data, keep_ms=keep_ms)
-        return Opened(answer > 0, answer == _SENT)
+            pipe.pexpire(plan_key, keep_ms)
+            self._enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
+            answer = _OPEN_RUN.at_the_end_of(pipe, self.client, order)
+        return None if answer == _UNPREPARED else Opened(answer > 0, answer == _SENT)
+
+    def _opened_by(
+        self, run_id: str, argument: dict[str, Any], inputs: bytes, letters: Sequence[Letter] | None
+    ) -> Opened:
+        answer = _OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,))
+        return Opened(answer > 0, answer == _SENT and letters is not None)
 
     def advance(
         self,
@@ -188,21 +202,14 @@ class Ledger:
             open_: mailboxes of `claim` with the streams that they read: what they read first comes with their claims.
             fences: notes by which claim each call of `done` was held, to be read as `fence_of`.
         """
-        asked = _asked_to_advance(
-            holder=holder,
-            done=done,
-            joins=joins,
-            usages=usages,
-            claim=claim,
-            read=read,
-            keep=keep,
-            serves=serves,
-            open_=open_,
-            fences=fences,
+        transition = Transition(
+            run_id, holder, done, joins, usages, claim, read, keep, serves, open_ or {}, fences
         )
-        client = self._once if claim or keep else self.client
-        answer = _ADVANCE(client, self.keys.run(run_id), asked.argument, asked.envelopes)
-        return self._advance_of(run_id, asked, answer)
+        client = self._once if transition.claims else self.client
+        keys = self.keys.run(run_id)
+        return self._advance_of(
+            transition, _ADVANCE(client, keys, transition.argument(), transition.envelopes())
+        )
 
     def advance_together(self, transitions: Sequence[Transition]) -> list[Advance | Exception]:
         """`advance` for several runs, each a step of its own, all in one trip; an error of the server stands where an
@@ -211,28 +218,24 @@ class Ledger:
         Raises:
             redis.RedisError: the server does not answer; nobody knows which of them happened.
         """
-        asked = [_asked_to_advance(**each.options) for each in transitions]
-        orders = [
-            (self.keys.run(each.run_id), one.argument, one.envelopes)
-            for each, one in zip(transitions, asked, strict=True)
-        ]
+        orders = [(self.keys.run(each.run_id), each.argument(), each.envelopes()) for each in transitions]
         answers = _ADVANCE.together(self._once, orders)
         return [
-            answer if isinstance(answer, Exception) else self._advance_of(each.run_id, one, answer)
-            for each, one, answer in zip(transitions, asked, answers, strict=True)
+            answer if isinstance(answer, Exception) else self._advance_of(each, answer)
+            for each, answer in zip(transitions, answers, strict=True)
         ]
 
-    def _advance_of(self, run_id: str, asked: _Asked, answer: Any) -> Advance:
+    def _advance_of(self, asked: Transition, answer: Any) -> Advance:
         told, *found = answer
         outputs = {
             call: envelope for call, envelope in zip(asked.read, found, strict=False) if envelope is not None
         }
         opened = {
-            call: _opened(raw, asked.boxes[call])
-            for call, raw in zip(asked.boxes, found[len(asked.read) :], strict=False)
+            call: _opened(raw, sources)
+            for (call, sources), raw in zip(asked.open_.items(), found[len(asked.read) :], strict=False)
             if raw is not None
         }
-        return self._advanced(run_id, told)._replace(outputs=outputs, opened=opened)
+        return self._advanced(asked.run_id, told)._replace(outputs=outputs, opened=opened)
 
     def _advanced(self, run_id: str, answer: Any) -> Advance:
         stale, claimed, ready, closed, dropped, *waited = answer
@@ -525,10 +528,24 @@ class Ledger:
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
-    def _store_plan(self, plan_hash: str, plan: bytes, *, keep_ms: int) -> None:
-        """Stores a plan; sends it only where the server does not have it."""
+    def _has_stored(self, plan_hash: str, keep_ms: int) -> bool:
+        """Whether this process has stored a plan that the server keeps for some time yet."""
+        stored = self._plans_stored.get(plan_hash)
+        return stored is not None and time.monotonic() - stored < keep_ms / 2000
+
+    def _prepare(
+        self, run_id: str, plan_hash: str, plan: bytes | None, tenant: str, *, now_ms: int, keep_ms: int
+    ) -> None:
+        """Stores the plan of a run that is to be opened, and enters the run; sends the plan only where the server does
+        not have it."""
         key = self.keys.plan(plan_hash)
-        if not self.client.pexpire(key, keep_ms):
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.pexpire(key, keep_ms)
+            self._enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
+            is_there, *_ = pipe.execute()
+        if plan is None:
+            return
+        if not is_there:
             self.client.set(key, plan, px=keep_ms)
         if len(self._plans_stored) >= PLANS_NOTED:
             self._plans_stored.clear()
@@ -697,45 +714,6 @@ def _record(run_id: str, values: Sequence[bytes | None]) -> RunRecord | None:
     )
 
 
-def _asked_to_advance(
-    *,
-    holder: str,
-    done: Sequence[Done],
-    joins: Sequence[JoinStep],
-    usages: Sequence[Usage],
-    claim: Sequence[str],
-    read: Sequence[str],
-    keep: int,
-    serves: Sequence[str],
-    open_: Mapping[str, Sequence[str]] | None,
-    fences: bool,
-) -> _Asked:
-    """See `Ledger.advance`."""
-    boxes = open_ or {}
-    fields = [(place, field) for place, item in enumerate(done, 1) for field in item.fields]
-    argument = {
-        "holder": holder,
-        "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in done],
-        "fields": [(place, field.name, field.joins) for place, field in fields],
-        "joins": joins,
-        "notes": [_usage_event(usage) for usage in usages],
-        "claim": claim,
-        "read": read,
-        "open": list(boxes.items()),
-        "limit": ENTRIES_READ,
-        "keep": keep,
-        "serves": serves,
-        "fences": fences,
-    }
-    envelopes = [item.envelope for item in done] + [field.envelope for _, field in fields]
-    return _Asked(argument, envelopes, read, boxes)
-
-
-def _usage_event(usage: Usage) -> tuple[Any, ...]:
-    """As the script takes it: Lua's lists have no holes, so an unknown price is an empty text."""
-    return ("usage", *usage._replace(cost_usd="" if usage.cost_usd is None else usage.cost_usd))  # type: ignore[arg-type]
-
-
 def _opened(raw: Sequence[Any], sources: Sequence[str]) -> Drain:
     cursors, state, *entries = raw
     return Drain(
@@ -808,8 +786,8 @@ def _live(call: str, raw: bytes) -> LiveCall:
 
 
 _OPEN_RUN = Script("open_run")
-_SENT = 2
-"""Its answer where it has put all messages into their queues."""
+_SENT, _UNPREPARED = 2, -1
+"""Its answers where it has put all messages into their queues, and where something is missing before it opens a run."""
 _ADVANCE = Script("advance", streams=True)
 _PUBLISH = Script("publish", streams=True)
 _CONSUME = Script("consume", streams=True)

@@ -6,6 +6,7 @@ sent twice costs time, never a result.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ BatchSize = Callable[[str, Sequence[str]], int]
 
 _STENCILS_KEPT = 1024
 """Workers come and go, and have queues of their own."""
+_LOOK_S = 5.0
+"""So long nobody looks again whether a broker that did not answer is the ledger's server."""
 _PUSHED = 500
 """Messages that one command puts into a list."""
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
@@ -66,6 +69,7 @@ class Outbox:
         self._app, self._clock, self._ledger = app, clock, ledger
         self._stencils: dict[tuple[str, str, int], Stencil | None] = {}
         self._reaches_ledger: bool | None = None
+        self._looks_at = -math.inf
 
     def publish(
         self,
@@ -136,8 +140,11 @@ class Outbox:
     def _publish(self, run_id: str, parcels: Sequence[tuple[str, Parcel]], priority: int) -> bool:
         def send(producer: Any) -> bool:
             sent_at, texts, others = self._clock(), dict[str, list[str]](), list[tuple[str, Parcel]]()
+            has_lists = is_redis(producer.connection)  # where a broker fails over, this may change
             for queue, parcel in parcels:
-                stencil = self._stencil(producer, task_of(parcel.calls), queue, priority)
+                stencil = (
+                    self._stencil(producer, task_of(parcel.calls), queue, priority) if has_lists else None
+                )
                 if stencil is None:
                     others.append((queue, parcel))
                 else:
@@ -162,9 +169,6 @@ class Outbox:
         return stencil
 
     def _cut(self, producer: Any, example: str, queue: str, priority: int) -> Stencil | None:
-        if not is_redis(producer.connection):
-            return None
-
         def send(channel: Any) -> None:
             sender = self._app.amqp.Producer(channel, auto_declare=False)
             self._send(sender, queue, Parcel("", [example]), 0.0, priority)
@@ -176,8 +180,9 @@ class Outbox:
     ) -> Stencil | None:
         """Asks for a producer only where it has not yet seen what one would send."""
         key = task_of(calls), queue, priority
-        if self._reaches_ledger is None:
+        if self._reaches_ledger is None and time.monotonic() >= self._looks_at:
             self._reaches_ledger = self._with_producer(run_id, self._is_at_ledger)
+            self._looks_at = time.monotonic() + _LOOK_S  # who is not there is not waited for each time
         if not self._reaches_ledger:
             return None
         if key in self._stencils:

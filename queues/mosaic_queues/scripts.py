@@ -62,26 +62,22 @@ class Script:
                 answers[place] = self._brought(client, *order)
         return [answer if isinstance(answer, Exception) else _decoded(answer) for answer in answers]
 
-    def at_the_end_of(self, pipe: Any, client: Redis, order: Order) -> tuple[Any, Any]:
-        """Runs it behind the commands of a pipeline, in one trip with them.
-
-        Returns:
-            The answer of the first command of the pipeline, and its own.
+    def at_the_end_of(self, pipe: Any, client: Redis, order: Order) -> Any:
+        """Runs it behind the commands of a pipeline, in one trip with them. What the server says of these is not
+        looked at: the script looks whether they were done.
 
         Raises:
-            redis.RedisError: the server does not answer, or refuses one of them.
+            redis.RedisError: the server does not answer, or refuses the script.
         """
         keys, argument, envelopes = order
         packed = _encode(argument)
         pipe.evalsha(self.sha, len(keys), *keys, packed, *envelopes)
-        first, *others = pipe.execute(raise_on_error=False)
-        answer = others[-1]
+        answer = pipe.execute(raise_on_error=False)[-1]
         if isinstance(answer, NoScriptError):
             answer = self._brought(client, keys, packed, envelopes)
-        for each in (first, *others[:-1], answer):
-            if isinstance(each, Exception):
-                raise each
-        return first, _decoded(answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return _decoded(answer)
 
     def _brought(self, client: Redis, keys: Sequence[str], packed: bytes, envelopes: Sequence[bytes]) -> Any:
         """The answer of a server that did not know the script."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -55,35 +55,29 @@ class Stencil:
         prefix: of the channel.
     """
 
-    def __init__(self, key: str, text: str, *, prefix: str) -> None:
+    def __init__(self, key: str, message: dict[str, Any], *, prefix: str) -> None:
         self.key, self.prefix = key, prefix
-        self._message: dict[str, Any] = msgspec.json.decode(text)
-        self._headers: dict[str, Any] = self._message["headers"]
-        self._properties: dict[str, Any] = self._message["properties"]
-        _args, *self._embedded = msgspec.json.decode(base64.b64decode(self._message["body"]))
+        self._message = message
+        self._headers: dict[str, Any] = message["headers"]
+        self._properties: dict[str, Any] = message["properties"]
+        _args, *self._embedded = msgspec.json.decode(base64.b64decode(message["body"]))
 
     @classmethod
-    def cut(cls, channel: Any, send: Any) -> Self | None:
+    def cut(cls, channel: Any, send: Callable[[Any], None]) -> Self | None:
         """From what a channel of kombu's Redis transport would send.
 
         Args:
-            send: sends one message through the channel that it is given.
+            send: sends a message with the same calls, through the channel that it is given.
 
         Returns:
-            None where more would be done than to put a plain JSON message into a list.
+            None where more would be done than to put a plain JSON message into a list, or where messages differ in more
+            than their ids: then something makes each of them by itself.
         """
-        noted = _Noting(channel)
-        send(noted)
-        if [name for name, *_ in noted.commands] != ["lpush"]:
+        first, second = _noted(channel, send), _noted(channel, send)
+        if first is None or second is None or _without_ids(first[1]) != _without_ids(second[1]):
             return None
-        _, key, text = noted.commands[0]
-        stencil = cls(key, text, prefix=channel.global_keyprefix)
-        return stencil if stencil._is_plain else None
-
-    @property
-    def _is_plain(self) -> bool:
-        body = self._properties.get("body_encoding"), self._message["content-encoding"]
-        return body == ("base64", "utf-8") and "compression" not in self._headers
+        key, message = first
+        return cls(key, message, prefix=channel.global_keyprefix)
 
     def text(self, parcel: Parcel, sent_at: float) -> str:
         """A message as the broker holds it, with an id of its own."""
@@ -100,6 +94,31 @@ class Stencil:
             },
         }
         return _encode(message).decode()
+
+
+def _noted(channel: Any, send: Callable[[Any], None]) -> tuple[str, dict[str, Any]] | None:
+    """The list and the message that would be sent."""
+    noting = _Noting(channel)
+    send(noting)
+    if [name for name, *_ in noting.commands] != ["lpush"]:
+        return None
+    _, key, text = noting.commands[0]
+    message: dict[str, Any] = msgspec.json.decode(text)
+    form = message["properties"].get("body_encoding"), message["content-encoding"], message["content-type"]
+    is_plain = form == ("base64", "utf-8", "application/json") and "compression" not in message["headers"]
+    return (key, message) if is_plain else None
+
+
+def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    own = {
+        "headers": {name: value for name, value in message["headers"].items() if name != "id"},
+        "properties": {
+            name: value
+            for name, value in message["properties"].items()
+            if name not in ("correlation_id", "delivery_tag")
+        },
+    }
+    return {**message, **own}
 
 
 class _Noting:

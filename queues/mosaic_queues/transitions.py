@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mosaic_queues.streams import Drain
 
@@ -157,22 +157,6 @@ CLOSE = "c"
 """Behind the number of a node: the call that closes its fan-out."""
 MAILBOX = "m"
 """Behind the number of a node: the call by which it reads streams."""
-
-
-class Transition(NamedTuple):
-    """What `Ledger.advance` is asked for.
-
-    Attributes:
-        options: its arguments by name.
-    """
-
-    run_id: str
-    options: Mapping[str, Any]
-
-    @property
-    def keeps(self) -> int:
-        """So many of the calls that it releases may be claimed."""
-        return int(self.options.get("keep", 0))
 
 
 class Advance(NamedTuple):

@@ -37,7 +37,7 @@ pytestmark = [
 BEGIN, HOUR = 1_767_225_600, 3600
 
 
-@pytest.mark.parametrize("place", ["after_key", "after_plan"])
+@pytest.mark.parametrize("place", ["after_key", "after_index"])
 def test_a_schedule_that_changes_while_its_beat_is_frozen_in_a_tick_has_one_run_for_it(
     beats: Beats, redis_client: Redis, clock: Clock, place: str
 ) -> None:

@@ -20,7 +20,6 @@ from redis import Redis
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Ledger
-from mosaic_queues.outbox import Outbox
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.scheduling import beat
@@ -33,9 +32,8 @@ CLOCK, LOCK = "clock", "mosaic:beat::lock"
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before_start": (Ledger, "run_for_key", False),
     "after_key": (Ledger, "run_for_key", True),
-    "after_plan": (Ledger, "_store_plan", True),
+    "after_index": (Ledger, "_prepare", True),
     "after_open": (Ledger, "open_run", True),
-    "before_publish": (Outbox, "publish", False),
     "before_note": (Schedules, "note", False),
     "after_note": (Schedules, "note", True),
     "before_send": (beat.Scheduler, "apply_async", False),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -12,15 +14,18 @@ import pytest
 from celery import Celery
 from celery.concurrency.solo import TaskPool
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import Outbox
+from mosaic_queues.settings import Settings
 from mosaic_queues.stencils import PLAN_HEADER, WEIGHT_HEADER, Stencil
 from mosaic_queues.streams import Letter
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.execution.strategy import strategy
+from mosaic_tasks.pool import TaskPool as AsyncPool
 
 pytestmark = pytest.mark.integration
 QUEUE, PREFIX = "q", "ns:"
@@ -41,7 +46,6 @@ def alike(raw: bytes) -> Any:
     ids = {message["headers"].pop("id"), message["properties"].pop("correlation_id")}
     assert len(ids) == 1
     assert message["properties"].pop("delivery_tag")
-    message["headers"]["group"] = bool(message["headers"]["group"])
     message["body"] = json.loads(base64.b64decode(message["body"]))
     return message
 
@@ -55,6 +59,12 @@ def sent(client: Redis, outbox: Outbox, priority: int) -> list[Any]:
     keys = sorted(key for key in client.keys("*") if client.type(key) == b"list")
     found = [(key, [alike(raw) for raw in reversed(client.lrange(key, 0, -1))]) for key in keys]
     client.delete(*keys)
+    groups = [
+        message["headers"] for _, messages in found for message in messages if message["headers"]["group"]
+    ]
+    assert len({headers["group"] for headers in groups}) == 1
+    for headers in groups:
+        headers["group"] = "the one of its chord"
     return found
 
 
@@ -83,6 +93,60 @@ def test_many_messages_keep_their_order(redis_client: Redis, broker_url: str) ->
         assert Outbox(made).publish("run", [(QUEUE, calls)])
     raws = reversed(redis_client.lrange(QUEUE, 0, -1))
     assert [json.loads(base64.b64decode(json.loads(raw)["body"]))[0][1][0] for raw in raws] == calls
+
+
+def test_messages_of_which_each_is_made_by_itself_are_left_to_kombu(
+    redis_client: Redis, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of an app whose headers name the trace that each is sent in."""
+    numbers = itertools.count()
+    with app_of(broker_url) as made:
+        make = made.amqp.as_task_v2
+
+        def traced(*given: Any, **options: Any) -> Any:
+            message = make(*given, **options)
+            message.headers["trace"] = next(numbers)
+            return message
+
+        monkeypatch.setattr(made.amqp, "as_task_v2", traced)
+        assert Outbox(made).publish("run", [(QUEUE, ["0", "1", "2"])])
+    traces = [json.loads(raw)["headers"]["trace"] for raw in reversed(redis_client.lrange(QUEUE, 0, -1))]
+    assert traces == [2, 3, 4]  # after the two that were compared
+
+
+def test_a_compressed_message_is_left_to_kombu(redis_client: Redis, broker_url: str) -> None:
+    with app_of(broker_url) as made, made.connection_for_write() as connection:
+
+        def send(channel: Any) -> None:
+            made.amqp.Producer(channel, auto_declare=False).publish({}, routing_key=QUEUE, compression="gzip")
+
+        assert Stencil.cut(connection.default_channel, send) is None
+
+
+def test_an_opening_that_is_not_prepared_opens_nothing(redis_client: Redis) -> None:
+    """Where the server refuses to enter the run, and says so to whoever submits it."""
+    ledger, run_id = Ledger(redis_client), uuid4().hex
+    options: dict[str, Any] = {
+        "plan": "p",
+        "plan_data": b"plan",
+        "name": "n",
+        "inputs": b"",
+        "roots": [(QUEUE, ["0"])],
+        "retention_s": 60,
+        "max_run_s": 60,
+        "entered_ms": 1,
+        "letters": [Letter("0", QUEUE, "list", "one")],
+    }
+    assert ledger.open_run(uuid4().hex, **options).is_sent
+    redis_client.delete("mosaic:runs")
+    redis_client.set("mosaic:runs", "no set", ex=60)
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        ledger.open_run(run_id, **options)
+    assert redis_client.exists(ledger.keys.run(run_id)[0]) == 0
+    assert redis_client.llen("list") == 1
+    redis_client.delete("mosaic:runs")
+    assert ledger.open_run(run_id, **options).is_sent
+    assert redis_client.zscore("mosaic:runs", run_id) == 1
 
 
 def test_a_queue_that_expires_is_left_to_kombu(redis_client: Redis, broker_url: str) -> None:
@@ -216,7 +280,7 @@ def test_a_plan_that_the_server_lost_is_stored_before_anybody_gets_a_message(
     run = submit(workflow)
     assert redis_client.get(f"mosaic:plan:{run.record().plan}")
     assert waiting == [0]
-    assert len(published) == 1
+    assert published == []
     assert [message["headers"]["root_id"] for message in messages(redis_client)] == [run.id]
 
 
@@ -236,24 +300,45 @@ def test_a_refused_letter_is_published(
     assert [message["headers"]["root_id"] for message in messages(redis_client)] == [run.id]
 
 
-@pytest.mark.leaves("threads", reason="one watches the drives of a process")
-@pytest.mark.usefixtures("mosaic_process")
-def test_who_gets_a_message_need_not_ask_which_plan_its_run_has(
-    redis_client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = submit(Workflow.from_data(ECHO))
+@pytest.fixture
+def received(mosaic_process: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The message of a run, in a process that knows nothing of that and may not ask."""
+    submit(Workflow.from_data(ECHO))
     (message,) = messages(redis_client)
-    received = SimpleNamespace(
-        payload=json.loads(base64.b64decode(message["body"])), headers=message["headers"]
-    )
     process = process_for(app)
     process._plan_hashes.clear()
     monkeypatch.setattr(process.ledger, "run", lambda _run_id: 1 / 0)
+    return SimpleNamespace(payload=json.loads(base64.b64decode(message["body"])), headers=message["headers"])
+
+
+@pytest.mark.leaves("threads", reason="one watches the drives of a process")
+def test_who_gets_a_message_need_not_ask_which_plan_its_run_has(received: Any) -> None:
     consumer = SimpleNamespace(pool=object.__new__(TaskPool), connection_errors=())
     acknowledged: list[Any] = []
     strategy(app.tasks["mosaic.call"], app, consumer)(
         received, None, lambda *given: acknowledged.append(given)
     )
-    monkeypatch.undo()
     assert len(acknowledged) == 1
-    assert run.result(1) == {}
+    assert Ledger(process_for(app).client).run(received.headers["root_id"]).status == "done"
+
+
+def test_a_host_that_gets_a_message_need_not_ask_either(
+    received: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, plans, made = process_for(app), list[str](), list[Callable[[], object]]()
+
+    def take(run_id: str, calls: list[str], acknowledge: Callable[[], object]) -> None:
+        plans.append(process.plan_of(run_id).plan.name)
+        acknowledge()
+
+    monkeypatch.setattr(process, "host", SimpleNamespace(take=take))
+    pool = object.__new__(AsyncPool)
+    monkeypatch.setattr(pool, "call_in_hub", made.append)
+    consumer = SimpleNamespace(pool=pool, connection_errors=())
+    acknowledged: list[Any] = []
+    strategy(app.tasks["mosaic.call"], app, consumer)(
+        received, None, lambda *given: acknowledged.append(given)
+    )
+    assert (plans, acknowledged) == (["echo"], [])
+    made.pop()()
+    assert len(acknowledged) == 1

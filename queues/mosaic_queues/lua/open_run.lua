@@ -1,10 +1,14 @@
 -- Opens a run and makes its roots ready. Opening it again changes nothing.
--- arg: plan, name, tenant, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends),
+-- arg: run_id, plan, name, tenant, roots {{queue, {ids}}}, retention_ms, keep_ms (its keys live so long unless it ends),
 --      origin ('', or in whose course it is opened); ARGV[2]: envelope of the inputs
---      letters  {{key, message}}, or false   of the roots, where the broker is this server
---      plan_key: only with the letters; they wait for a plan that is not here, which whoever gets them would miss
--- Returns 0 when the run is already there, 2 when the letters are in their queues, or 1: the caller sends messages.
+--      letters  {{key, message}}   of the roots, where the broker is this server
+--      plan_key, lists {keys}: where the plan has to be, and the run entered, before it is opened ('' and none: both are)
+-- Returns 0 when the run is already there, -1 when it is not prepared, 2 when all letters are in their queues, 1 when one is not.
 if redis.call('EXISTS', RUN) == 1 then return 0 end
+if arg.plan_key ~= '' and redis.pcall('EXISTS', arg.plan_key) ~= 1 then return -1 end
+for _, list in ipairs(arg.lists) do
+  if type(redis.pcall('ZSCORE', list, arg.run_id)) ~= 'string' then return -1 end   -- what is refused is not there, either
+end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
   'retention_ms', arg.retention_ms, 'error', '')
@@ -18,7 +22,6 @@ for _, key in ipairs({RUN, CALLS, OUT, EVENTS, BLOBS}) do
   redis.call('PEXPIRE', key, arg.keep_ms)
 end
 tell(arg.tenant, arg.name, '', 'running', arg.keep_ms)
-if not arg.letters or redis.call('EXISTS', arg.plan_key) == 0 then return 1 end
 local answer = 2
 for _, letter in ipairs(arg.letters) do
   if type(redis.pcall('LPUSH', letter[1], letter[2])) ~= 'number' then answer = 1 end   -- what is refused must not undo the opening
