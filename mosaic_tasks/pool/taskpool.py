@@ -146,6 +146,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         )
         if self._intake is not None:
             self._hub.on_tick.add(self._on_tick)
+        self._bridge.wake()  # for what was left since the broker was lost, and with it who was to look
 
     def on_apply(
         self,

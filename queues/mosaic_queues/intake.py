@@ -6,8 +6,9 @@ meanwhile. The entries of unacked messages are kombu's own: its restoring after 
 workers, know no difference. Messages that the script takes are noted in the same step, so none is lost in a worker
 that dies between the two, as one that a blocking pop took may be.
 
-An acknowledgement of calls waits for the next trip, for `ACK_S` at most: should the worker die meanwhile, their message
-comes once more, and the ledger says that they are done. Nothing says so of other tasks, so theirs do not wait.
+An acknowledgement of calls waits for the next trip, for `ACK_S` at most, and before that as long at most for the pool
+to look for it. Should the worker die meanwhile, their message comes once more, and the ledger says that they are done.
+Nothing says so of other tasks, so theirs do not wait.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Intake(kombu_redis.QoS):
         super().__init__(channel, prefetch_count)
         # kombu's own client would put a prefix before one of the keys, whose names are complete here.
         self._pool = channel.pool
-        self._client: Redis | None = Redis(connection_pool=self._pool, single_connection_client=True)
+        # One that is kept is taken faster, and must not be the only one: kombu's own calls need it between trips.
+        keeps = self._pool.max_connections > 1
+        self._client: Redis | None = Redis(connection_pool=self._pool, single_connection_client=keeps)
         self._free, self._ahead = free, ahead
         self._popped = LastPop.of(channel)
         self._keys = _Keys(channel)
@@ -112,6 +115,7 @@ class Intake(kombu_redis.QoS):
             self._trip(
                 self._room(weight_of(message.headers)), delivery_tag, self._entry(message, delivery_tag)
             )
+            self._popped.answer = None  # however large it is
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:

@@ -9,7 +9,7 @@ class LastPop:
     """Listens to what the client of a channel of kombu's Redis transport answers.
 
     Attributes:
-        answer: the list and what lay in it; None: nothing came.
+        answer: the list and what lay in it, until it was noted or read; None: nothing came.
     """
 
     def __init__(self, client: Any) -> None:

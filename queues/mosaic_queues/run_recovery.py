@@ -130,7 +130,7 @@ class RecoveryHost(Protocol):
         """A run has ended; it is told once, or once more where what follows fails."""
 
     def over(self, run_ids: Sequence[str]) -> object:
-        """These runs have ended, or were never opened."""
+        """These runs have ended, or were never opened; told once more, of each alone, where that fails."""
 
     def calls_lost(self, run_id: str, calls: Sequence[LiveCall], now_ms: int) -> object:
         """Claims of processes that died, or that did not end overdue calls, were taken back."""
@@ -208,10 +208,19 @@ class RunRecovery:
             else:
                 running.append(run_id)
         if ended:
-            with _logged("what runs leave behind cannot be put in order", runs=ended):
-                self._host.over(ended)
+            self._put_in_order(ended)
             self._ledger.unlist_runs(ended)
         return running
+
+    def _put_in_order(self, ended: Sequence[str]) -> None:
+        """What runs that are over leave behind: together, or one by one where that fails for any of them."""
+        if len(ended) > 1:
+            with _logged("runs that are over cannot be put in order together", runs=ended):
+                self._host.over(ended)
+                return
+        for run_id in ended:
+            with _logged("what a run leaves behind cannot be put in order", run=run_id):
+                self._host.over([run_id])
 
     def _late(self, run_id: str, taken_ms: int) -> str:
         """What a run that is past its deadline fails with; empty: it is not."""

@@ -88,6 +88,8 @@ class _Reading:
             name = queue.decode() if isinstance(queue, bytes) else queue
             self._refuse(name.rpartition(self._channel.sep)[0] or name, raw)
             return True
+        finally:
+            self._popped.answer = None
 
 
 __all__ = ["BearingMessage", "bear_unreadable", "is_message"]

@@ -15,6 +15,8 @@ from redis import Redis
 from mosaic_queues import intake
 from mosaic_queues.intake import Intake, install_intake, weight_of
 from mosaic_queues.outbox import CALL_TASK
+from mosaic_queues.popping import LastPop
+from mosaic_queues.unreadable import bear_unreadable
 
 pytestmark = pytest.mark.integration
 
@@ -202,6 +204,32 @@ def test_a_message_that_was_asked_for_is_noted_with_its_own_text(
     asked = taker.channel.basic_get("c")
     entry = json.loads(redis_client.hget("unacked", asked.delivery_tag))
     assert entry == [asked._raw, "", "c"]
+
+
+@pytest.mark.parametrize("takes", ["kombu", "intake"])
+def test_a_message_that_was_noted_is_not_kept(connection: Any, takes: str) -> None:
+    with connection.channel() as channel:
+        if takes == "intake":
+            install_intake(channel, lambda: 1)
+        else:
+            bear_unreadable(channel, lambda _queue, _raw: 1 / 0)
+        got, queue = list[Message](), Queue("a", exchange="", routing_key="a")
+        Consumer(channel, [queue], on_message=got.append, auto_declare=False).consume()
+        publish(connection, "a", 1)
+        connection.drain_events(timeout=5)
+        got.pop().ack()
+        assert LastPop.of(channel).answer is None
+
+
+def test_a_pool_of_one_connection_serves_others_between_trips(broker_url: str, redis_client: Redis) -> None:
+    with Connection(broker_url, transport_options={"max_connections": 1}) as connection:
+        taker = Taker(connection, room=2)
+        publish(connection, "a", 3)
+        assert taker.take() == {"a": 2}
+        taker.got.pop().requeue()  # by a connection of the pool
+        taker.got.pop().ack()
+        taker.intake.turn()
+    assert left(redis_client) == {"a": 2, "b": 0, "unacked": 0}
 
 
 def test_a_trip_within_a_trip_has_a_connection_of_its_own(

@@ -28,11 +28,13 @@ class Hub:
     def __init__(self) -> None:
         self.on_tick: set[Callable[[], object]] = set()
         self.looks: list[Callable[[], object]] = []
+        self.delays_s: list[float] = []
 
     def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
         self.fd, self.on_woken = fd, callback
 
-    def call_later(self, _delay_s: float, callback: Callable[[], object]) -> Any:
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Any:
+        self.delays_s.append(delay_s)
         self.looks.append(callback)
         return SimpleNamespace(cancel=lambda: self.looks.remove(callback))
 
@@ -61,17 +63,17 @@ class Worker:
         self.pool, self.hub, self.got = TaskPool(slots, app=app), Hub(), list[Message]()
         self.pool.start()
         self.pool.register_with_event_loop(self.hub)
-        self._connection, channel = connection, connection.channel()
-        consumer = Consumer(
-            channel,
-            [Queue("a", exchange="", routing_key="a")],
-            on_message=self.got.append,
-            auto_declare=False,
-        )
+        self._connection = connection
+        self.intake = self.join(connection)
+
+    def join(self, connection: Any) -> Any:
+        """The pool works for a consumer of a connection, for whose channel it takes messages."""
+        queue = Queue("a", exchange="", routing_key="a")
+        consumer = Consumer(connection.channel(), [queue], on_message=self.got.append, auto_declare=False)
         joined = SimpleNamespace(hub=self.hub, task_consumer=consumer, controller=SimpleNamespace())
         self.pool.join_consumer(joined)
-        self.intake = channel.qos
         consumer.consume()
+        return consumer.channel.qos
 
     def take(self) -> Message:
         """A message comes, is taken up, and the loop goes on."""
@@ -124,6 +126,22 @@ def test_it_looks_again_while_a_message_is_not_acknowledged(start: Callable[[int
     worker.hub.look()
     worker.hub.look()
     assert len(worker.hub.looks) == 1
+    assert worker.hub.delays_s == [intake.ACK_S] * 3
+
+
+def test_what_is_left_while_the_broker_is_lost_is_done_when_there_is_one(
+    start: Callable[[int], Worker],
+) -> None:
+    """The hub looks for it no more, nor before it waits, as the new channel takes messages its own way."""
+    worker, made = start(2), list[str]()
+    worker.take()
+    worker.pool.call_in_hub(lambda: made.append("left"))
+    assert not worker.hub.is_woken
+    with Connection("memory://") as found:
+        worker.join(found)
+        assert worker.hub.looks == []
+        assert worker.hub.is_woken
+    assert made == ["left"]
 
 
 def test_a_slot_that_becomes_free_wakes_who_waits_for_it(start: Callable[[int], Worker]) -> None:

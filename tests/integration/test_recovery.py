@@ -368,20 +368,37 @@ def test_a_run_that_is_too_old_fails_and_says_why(ledger: Ledger) -> None:
     assert (listed(ledger), host.ended) == (["young"], ["old"])
 
 
-def test_runs_that_ended_are_put_in_order_together_and_once(ledger: Ledger) -> None:
-    class Broken(Host):
-        def over(self, run_ids: Sequence[str]) -> None:
-            super().over([" ".join(run_ids)])
-            raise KeyError("what they left behind cannot be read")
+class Orderly(Host):
+    """Puts in order what runs leave behind, if it is not the run `bad`."""
 
-    host = Broken()
-    for run_id in ("first", "second"):
+    def over(self, run_ids: Sequence[str]) -> None:
+        super().over([" ".join(run_ids)])
+        if "bad" in run_ids:
+            raise KeyError("what it left behind cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (["a", "c"], ["a c"]),
+        (["a", "bad", "c"], ["a bad c", "a", "bad", "c"]),
+        (["bad"], ["bad"]),
+    ],
+    ids=["together", "one by one", "one"],
+)
+def test_runs_that_ended_are_put_in_order_together_and_once(
+    ledger: Ledger, ended: list[str], told: list[str]
+) -> None:
+    host = Orderly()
+    for run_id in ended:
         open_run(ledger, run_id, "0")
         ledger.end_run(run_id, "failed", "of itself")
-    open_run(ledger, "third", "0")
-    for _ in range(2):
-        recovery(ledger, host).sweep()
-    assert (listed(ledger), host.ended) == (["third"], ["first second"])
+    open_run(ledger, "running", "0")
+    with capture_logs() as logs:
+        for _ in range(2):
+            recovery(ledger, host).sweep()
+    assert (listed(ledger), host.ended) == (["running"], told)
+    assert [entry["run"] for entry in logs if "run" in entry] == [run for run in ended if run == "bad"]
 
 
 def test_a_run_that_cannot_be_mended_does_not_keep_others_from_it(ledger: Ledger) -> None:

@@ -214,6 +214,16 @@ def mended(process: Process) -> None:
     RunRecovery(process.ledger, host=Recovering(process), limits=keep).sweep()
 
 
+def test_the_sweeper_takes_what_a_run_that_is_over_had_sent_from_the_load(process: Process) -> None:
+    cancelled, going_on = submit(workflow(), {}), submit(workflow(), {})
+    assert calls_at(process) == 2
+    cancelled.cancel("enough")
+    assert calls_at(process) == 2  # who takes up its message learns of it, and nobody does
+    mended(process)
+    assert calls_at(process) == 1
+    answered(process, going_on)
+
+
 def answered(process: Process, run: Run) -> None:
     """Runs what is ready until the run is over: its calls are answered once, and nothing of it is a load any more."""
     while calls := [call.call for call in run.live_calls() if call.state == "ready"]:

@@ -98,7 +98,8 @@ class Publisher:
         self._thread.start()
 
     def due(self, publication: Flushed, *, at: float) -> None:
-        """Flushes a publication at a monotonic time or up to `COALESCE_S` before, or earlier if it is due already."""
+        """Flushes a publication at a monotonic time or up to `COALESCE_S` before, or earlier if it is due already.
+        While it rests up to `REST_S` later, except for what is due at once (0)."""
         with self._changed:
             if self._timetable.enter(publication, at) < self._sleeps_until:
                 self._changed.notify()
