@@ -35,12 +35,16 @@ class History:
     def enter(self, pipe: Any, run_id: str, tenant: str, *, now_ms: int, keep_ms: int) -> None:
         """Adds a run, in a pipeline of the caller's; entering it again changes nothing."""
         trims = next(self._entered) % TRIM_EACH == 0
-        for key in (self._keys.history(tenant), self._keys.history(None)):
+        for key in self.lists(tenant):
             pipe.zadd(key, {run_id: 0})
             pipe.pexpire(key, keep_ms)
             if trims:
                 pipe.zremrangebylex(key, "-", f"({_first_id(now_ms - keep_ms)}")
                 pipe.zremrangebyrank(key, 0, -self._most - 1)
+
+    def lists(self, tenant: str) -> tuple[str, str]:
+        """The keys of the sets that hold the runs of a tenant."""
+        return self._keys.history(tenant), self._keys.history(None)
 
     def page(self, tenant: str | None, *, before: str | None, most: int) -> list[str]:
         """Run ids of a tenant, or of all (None), newest first.

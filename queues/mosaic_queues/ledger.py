@@ -7,9 +7,8 @@ such a call it stands in the outbox (state ready), where the sweeper finds it if
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from redis import Redis
@@ -19,8 +18,9 @@ from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.history import History
 from mosaic_queues.keys import Keys
+from mosaic_queues.openings import Opened, Openings
 from mosaic_queues.recalls import Recalled, Recalls
-from mosaic_queues.scripts import Order, Script
+from mosaic_queues.scripts import Script
 from mosaic_queues.streams import ENTRIES_READ, Chunk, Commit, Drain, Letter, chunks_of
 from mosaic_queues.transitions import (
     Advance,
@@ -41,8 +41,6 @@ from mosaic_queues.transitions import (
     shadowed,
 )
 
-PLANS_NOTED = 1024
-"""Of so many plans a process notes when it has stored them (monotonic time)."""
 _CALL_STATES: dict[str, CallState] = {"r": "ready", "d": "delayed", "c": "claimed", "i": "idle"}
 
 
@@ -59,21 +57,6 @@ class KeyedRun(msgspec.Struct, frozen=True):
     name: str
     workflow: str
     inputs: str
-
-
-class Opened(NamedTuple):
-    """What became of opening a run; true where that is new.
-
-    Attributes:
-        is_new: it was not open before.
-        is_sent: the messages of its roots are in their queues.
-    """
-
-    is_new: bool
-    is_sent: bool
-
-    def __bool__(self) -> bool:
-        return self.is_new
 
 
 class Ledger:
@@ -100,7 +83,7 @@ class Ledger:
         self.keys = Keys(namespace)
         self.recalls = Recalls(client, self.keys)
         self.history = History(client, self.keys, most=history_runs)
-        self._plans_stored: dict[str, float] = {}
+        self._openings = Openings(client, self.keys, self.history)
 
     # -- transitions -------------------------------------------------------------------------------------------
 
@@ -133,7 +116,6 @@ class Ledger:
                 it was.
             letters: of its roots, which are put into their queues in the same step; None: that is left to the caller.
         """
-        keep_ms = int((max_run_s + retention_s) * 1000)
         argument = {
             "run_id": run_id,
             "plan": plan,
@@ -141,44 +123,12 @@ class Ledger:
             "tenant": tenant,
             "roots": roots,
             "retention_ms": int(retention_s * 1000),
-            "keep_ms": keep_ms,
+            "keep_ms": int((max_run_s + retention_s) * 1000),
             "origin": origin,
-            "letters": [] if letters is None else [(letter.key, letter.text) for letter in letters],
-            "plan_key": "",
-            "lists": (),
         }
-        if entered_ms is None:
-            return self._opened_by(run_id, argument, inputs, letters)
-        if letters is not None and self._has_stored(plan, keep_ms):
-            found = self._open_at_once(run_id, argument, inputs, entered_ms)
-            if found is not None:
-                return found
-        self._prepare(run_id, plan, plan_data, tenant, now_ms=entered_ms, keep_ms=keep_ms)
-        return self._opened_by(run_id, argument, inputs, letters)
-
-    def _open_at_once(
-        self, run_id: str, argument: dict[str, Any], inputs: bytes, now_ms: int
-    ) -> Opened | None:
-        """Enters and opens a run in one trip. None: it is not open, for the server has lost its plan, or does not enter
-        it."""
-        plan_key, tenant, keep_ms = self.keys.plan(argument["plan"]), argument["tenant"], argument["keep_ms"]
-        lists = (self.keys.runs, self.keys.history(None), self.keys.history(tenant))
-        order: Order = (
-            self.keys.run(run_id),
-            {**argument, "plan_key": plan_key, "lists": lists},
-            (inputs,),
+        return self._openings.open(
+            argument, inputs, plan_data=plan_data, entered_ms=entered_ms, letters=letters
         )
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.pexpire(plan_key, keep_ms)
-            self._enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
-            answer = _OPEN_RUN.at_the_end_of(pipe, self.client, order)
-        return None if answer == _UNPREPARED else Opened(answer > 0, answer == _SENT)
-
-    def _opened_by(
-        self, run_id: str, argument: dict[str, Any], inputs: bytes, letters: Sequence[Letter] | None
-    ) -> Opened:
-        answer = _OPEN_RUN(self.client, self.keys.run(run_id), argument, (inputs,))
-        return Opened(answer > 0, answer == _SENT and letters is not None)
 
     def advance(
         self,
@@ -528,34 +478,6 @@ class Ledger:
 
     # -- plans and the index of runs ---------------------------------------------------------------------------
 
-    def _has_stored(self, plan_hash: str, keep_ms: int) -> bool:
-        """Whether this process has stored a plan that the server keeps for some time yet."""
-        stored = self._plans_stored.get(plan_hash)
-        return stored is not None and time.monotonic() - stored < keep_ms / 2000
-
-    def _prepare(
-        self, run_id: str, plan_hash: str, plan: bytes | None, tenant: str, *, now_ms: int, keep_ms: int
-    ) -> None:
-        """Stores the plan of a run that is to be opened, and enters the run; sends the plan only where the server does
-        not have it."""
-        key = self.keys.plan(plan_hash)
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.pexpire(key, keep_ms)
-            self._enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
-            is_there, *_ = pipe.execute()
-        if plan is None:
-            return
-        if not is_there:
-            self.client.set(key, plan, px=keep_ms)
-        if len(self._plans_stored) >= PLANS_NOTED:
-            self._plans_stored.clear()
-        self._plans_stored[plan_hash] = time.monotonic()
-
-    def _enter(self, pipe: Any, run_id: str, tenant: str, *, now_ms: int, keep_ms: int) -> None:
-        pipe.zadd(self.keys.runs, {run_id: now_ms})
-        pipe.pexpire(self.keys.runs, keep_ms)
-        self.history.enter(pipe, run_id, tenant, now_ms=now_ms, keep_ms=keep_ms)
-
     def prolong_plans(self, plan_hashes: Iterable[str], *, keep_s: float) -> None:
         """Keeps plans alive that unfinished runs use."""
         with self.client.pipeline(transaction=False) as pipe:
@@ -785,9 +707,6 @@ def _live(call: str, raw: bytes) -> LiveCall:
     return LiveCall(*found, process_of(holder), holder, due_ms)
 
 
-_OPEN_RUN = Script("open_run")
-_SENT, _UNPREPARED = 2, -1
-"""Its answers where it has put all messages into their queues, and where something is missing before it opens a run."""
 _ADVANCE = Script("advance", streams=True)
 _PUBLISH = Script("publish", streams=True)
 _CONSUME = Script("consume", streams=True)

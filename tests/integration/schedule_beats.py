@@ -20,6 +20,7 @@ from redis import Redis
 
 from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Ledger
+from mosaic_queues.openings import Openings
 from mosaic_tasks.definition.workflow import Workflow
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.scheduling import beat
@@ -32,7 +33,7 @@ CLOCK, LOCK = "clock", "mosaic:beat::lock"
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before_start": (Ledger, "run_for_key", False),
     "after_key": (Ledger, "run_for_key", True),
-    "after_index": (Ledger, "_prepare", True),
+    "after_index": (Openings, "_prepare", True),
     "after_open": (Ledger, "open_run", True),
     "before_note": (Schedules, "note", False),
     "after_note": (Schedules, "note", True),

@@ -19,8 +19,9 @@ from mosaic_queues import run_sizes
 from mosaic_queues.connection import server_ms
 from mosaic_queues.errors import PayloadError
 from mosaic_queues.keys import Keys
-from mosaic_queues.ledger import Ledger, Opened
+from mosaic_queues.ledger import Ledger
 from mosaic_queues.liveness import Liveness, join_liveness, live_processes
+from mosaic_queues.openings import Opened
 from mosaic_queues.queue_ages import QueueAges
 from mosaic_queues.run_recovery import FORGET_AFTER_MS, OVERDUE_MS, Limits, RunRecovery
 from mosaic_queues.run_sizes import RunSizes
