@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mosaic_tasks.definition.tools import agent, mixture, tool
     from mosaic_tasks.definition.workflow import Workflow
     from mosaic_tasks.execution.mixtures.scoring import Score
-    from mosaic_tasks.inspection.reading import StreamEvent
+    from mosaic_tasks.inspection.parts import StreamEvent
     from mosaic_tasks.mixtures.recording import Record
 
 _HOMES = {
@@ -48,7 +48,7 @@ _HOMES = {
     "RunFailed": "mosaic_queues.errors",
     "Score": "mosaic_tasks.execution.mixtures.scoring",
     "ServerUnavailable": "mosaic_queues.errors",
-    "StreamEvent": "mosaic_tasks.inspection.reading",
+    "StreamEvent": "mosaic_tasks.inspection.parts",
     "UnknownRun": "mosaic_queues.errors",
     "WaitTimeout": "mosaic_queues.errors",
     "Workflow": "mosaic_tasks.definition.workflow",

@@ -33,8 +33,9 @@ from mosaic_tasks.execution.sent import sent_of
 from mosaic_tasks.inspection.explaining import Explanation, explain, serving_command
 from mosaic_tasks.inspection.happening import Happenings
 from mosaic_tasks.inspection.listing import Wanted, page_of_runs
+from mosaic_tasks.inspection.parts import Part, Source, StreamEvent, part_of
 from mosaic_tasks.inspection.progress import NodeView, RunView, project
-from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent, part_of
+from mosaic_tasks.inspection.reading import AsyncReading, Reading
 from mosaic_tasks.inspection.said import said
 from mosaic_tasks.inspection.standing import Patience, PatientAsyncReading, PatientReading, Standing
 from mosaic_tasks.mixtures.recording import Record

@@ -13,7 +13,7 @@ from mosaic_tasks.cli.running import bad_end
 
 if TYPE_CHECKING:
     from mosaic_tasks.client import Run
-    from mosaic_tasks.inspection.reading import StreamEvent
+    from mosaic_tasks.inspection.parts import StreamEvent
 
 
 def stream(

@@ -18,8 +18,9 @@ from mosaic_tasks.gateway.answers import ALWAYS, OF_RUNS, RunId
 from mosaic_tasks.gateway.callers import Gateway, Here, Responses, caller, run_seen_by
 from mosaic_tasks.gateway.readers import EVENT_STREAM, EventStream, Readers, frame, frames
 from mosaic_tasks.gateway.runs import check_node
+from mosaic_tasks.inspection.parts import StreamEvent
 from mosaic_tasks.inspection.progress import nodes_of
-from mosaic_tasks.inspection.reading import AsyncReading, StreamEvent
+from mosaic_tasks.inspection.reading import AsyncReading
 
 _EVENT = {
     "type": "object",

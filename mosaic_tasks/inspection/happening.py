@@ -17,7 +17,7 @@ _NEWEST = 2**64 - 1
 
 
 class Happenings:
-    """A run's events, as a part that can be read; see `mosaic_tasks.inspection.reading.Part`.
+    """A run's events, as a part that can be read; see `mosaic_tasks.inspection.parts.Part`.
 
     Args:
         after: the id of the last event already seen.

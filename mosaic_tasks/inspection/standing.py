@@ -16,7 +16,8 @@ from mosaic_queues.errors import WaitTimeout
 from mosaic_queues.following import Found
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.streams import Position, position_of
-from mosaic_tasks.inspection.reading import AsyncReading, Part, Reading, Source, StreamEvent
+from mosaic_tasks.inspection.parts import Part, Source, StreamEvent
+from mosaic_tasks.inspection.reading import AsyncReading, Reading
 
 
 class Patience(NamedTuple):

@@ -5,6 +5,9 @@ the readers; each takes from the tail what lies behind its own cursor. A reader 
 slow or has just come, reads what it lacks from the server, page by page: so it loses nothing and keeps nobody waiting.
 The hub starts with the first reader who has nothing left to read, and ends with the last one. A stream of its own
 wakes it when there are more streams to follow.
+
+Locks are taken in one order: that of the hubs, then a hub's own. A finalizer may run inside of either, so it takes
+none: it notes that its reader is gone, and whoever next holds the first lock has that leave.
 """
 
 from __future__ import annotations
@@ -118,9 +121,10 @@ class _Hub:
         self._heard = "0-0"
         self._tails: dict[str, _Tail] = {}
         self._followed: dict[str, _Tail] = {}
+        self._gone: deque[tuple[Following, Iterable[str]]] = deque()
         self._ended = False
         self._sleeps = False
-        self._lock = threading.RLock()  # a reader that is collected meanwhile leaves from inside
+        self._lock = threading.RLock()  # whose generator is collected meanwhile leaves from inside
         self._thread = threading.Thread(target=self._run, name="mosaic-hub", daemon=True)
 
     @property
@@ -141,7 +145,7 @@ class _Hub:
                 is_new = is_new or key not in self._tails
                 tail = self._tails.get(key) or _Tail(cursor)
                 tail.readers.add(reader)
-                self._tails[key] = tail  # behind that: its last reader may be collected right before
+                self._tails[key] = tail  # behind that: its last reader may leave right before
                 has_missed = has_missed or cursor < tail.end
             must_wake = is_new and self._sleeps
         if self._thread.ident is None:
@@ -157,6 +161,15 @@ class _Hub:
                     tail.readers.discard(reader)
                     if not tail.readers:
                         del self._tails[key]
+
+    def note_gone(self, reader: Following, keys: Iterable[str]) -> None:
+        """The reader is to leave soon. Takes no lock."""
+        self._gone.append((reader, keys))
+
+    def let_go(self) -> None:
+        """Those that are gone leave. To be called with the lock of the hubs."""
+        while self._gone:
+            self.leave(*self._gone.popleft())
 
     def end(self) -> None:
         """Ends the thread; when the server is away it ends by itself, later."""
@@ -196,7 +209,7 @@ class _Hub:
             return tail.behind(cursor) if tail and tail.start <= cursor else None
 
     def _run(self) -> None:
-        while not self._ended:
+        while not self._ended and self._is_read():
             try:
                 found = self._client.xread(self._wanted(), count=ENTRIES_READ, block=int(BLOCK_S * 1000))
             except Exception as error:  # noqa: BLE001 - whatever it is, the readers must be told
@@ -205,6 +218,16 @@ class _Hub:
             if found:
                 self._hand_out(cast("list[tuple[bytes, list[Entry]]]", found))
                 time.sleep(0.0 if self._ended else REST_S)
+
+    def _is_read(self) -> bool:
+        """Whether anybody reads still; else the next reader gets another hub."""
+        if not self._gone:
+            return True
+        with _hubs.lock:
+            self.let_go()
+            if self.is_idle:
+                _hubs.drop(self)
+            return not self.is_idle
 
     def _wanted(self) -> dict[Any, Any]:
         """What to follow, from where on. Whoever joins from now on has to wake it."""
@@ -347,13 +370,24 @@ class Following:
         with _hubs.lock:
             if self._left:
                 return
-            hub = _hubs.get(self._client, self._keys.namespace, lambda: _Hub(self._client, self._keys))
-            must_wake, has_missed = hub.join(self, self._cursors)
+            hub, must_wake, has_missed = self._enter()
             self._hub = hub
         if must_wake:
             hub.wake()
         if has_missed:
             _ring([self])
+
+    def _enter(self) -> tuple[_Hub, bool, bool]:
+        """Joins the hub. One whose last reader leaves from inside of that ends: then it joins the next."""
+        while True:
+            hub = self._current_hub()
+            must_wake, has_missed = hub.join(self, self._cursors)
+            if hub is self._current_hub():
+                return hub, must_wake, has_missed
+            hub.leave(self, self._cursors)
+
+    def _current_hub(self) -> _Hub:
+        return _hubs.get(self._client, self._keys.namespace, lambda: _Hub(self._client, self._keys))
 
     def fail(self, error: Exception) -> None:
         """`take` raises this from now on: its hub has ended."""
@@ -366,6 +400,16 @@ class Following:
         if end is not None:
             end()
 
+    def abandon(self) -> None:
+        """What a finalizer calls, which may run in the midst of anything: takes no lock, and asks no server.
+
+        It is rung no more once another reader leaves, or the hub looks again, which takes `BLOCK_S` at most; the last
+        one ends the hub then.
+        """
+        hub = self._hub
+        if hub is not None:
+            hub.note_gone(self, self._cursors)
+
     def part(self) -> Callable[[], object] | None:
         """It is rung no more, at once. Where it was the last one, what it gives must be called to end the hub."""
         with _hubs.lock:
@@ -374,6 +418,7 @@ class Following:
             if hub is None:
                 return None
             hub.leave(self, self._cursors)
+            hub.let_go()
             if not hub.is_idle:
                 return None
             _hubs.drop(hub)

@@ -132,7 +132,7 @@ def tasks_page() -> str:
     from celery import Celery
 
     from mosaic_queues import events
-    from mosaic_tasks.inspection import reading
+    from mosaic_tasks.inspection import parts
     from mosaic_tasks.tasks import register
 
     app = Celery("reference", set_as_current=False)
@@ -152,7 +152,7 @@ def tasks_page() -> str:
         "The fields of an event:",
         fields_of(events.Event),
         "## Events of a stream\n\nWhat `mosaic stream`, `run.stream()` and `/v1/runs/{run_id}/stream` tell.",
-        fields_of(reading.StreamEvent),
+        fields_of(parts.StreamEvent),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
 
-from mosaic_queues.following import FROM_NOW_ON, NOTHING, Following, Found
+from mosaic_queues import following as hubs
+from mosaic_queues.following import FROM_NOW_ON, NOTHING, Following, Found, _Hub, _Tail
 from mosaic_queues.keys import Keys
 from tests.services import READY_S
 
@@ -124,5 +126,96 @@ def test_the_last_one_to_part_is_given_the_hub_to_end(follow: Callable[..., Foll
     end = other.part()
     assert end is not None
     end()
-    assert not [thread for thread in threading.enumerate() if thread.name == "mosaic-hub"]
+    await_no_hub()
     assert other.part() is None
+
+
+def await_no_hub() -> None:
+    """Whoever ends it waits for a moment only."""
+    for thread in threading.enumerate():
+        if thread.name == "mosaic-hub":
+            thread.join(READY_S)
+            assert not thread.is_alive()
+
+
+def test_who_joins_as_the_last_other_one_leaves_from_inside_is_rung(
+    redis_client: Redis, follow: Callable[..., Following], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, rung, begin = follow(b=NOTHING), threading.Event(), _Tail.__init__
+    other.take()
+
+    def meanwhile(tail: _Tail, start: tuple[int, int]) -> None:
+        begin(tail, start)
+        other.leave()
+
+    monkeypatch.setattr(_Tail, "__init__", meanwhile)
+    monkeypatch.setattr(hubs, "END_S", 0.0)
+    following = follow(a=NOTHING, ring=rung.set)
+    assert following.take() == {}
+    add(redis_client, "a", 1)
+    assert rung.wait(READY_S)
+    assert numbers(following.take(), "a") == [1]
+
+
+def test_who_is_collected_inside_of_the_hub_keeps_nobody_from_joining(
+    redis_client: Redis, follow: Callable[..., Following], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected, inside = follow(a=NOTHING), threading.Event()
+    joins, joined = threading.Event(), threading.Event()
+    collected.take()
+    add_to_tail, join = _Tail.add, _Hub.join
+
+    def collecting(tail: _Tail, entries: list[hubs.Entry]) -> None:
+        inside.set()
+        assert joins.wait(READY_S)
+        collected.abandon()
+        add_to_tail(tail, entries)
+
+    def joining(hub: _Hub, *arguments: Any) -> tuple[bool, bool]:
+        joins.set()
+        return join(hub, *arguments)
+
+    monkeypatch.setattr(_Tail, "add", collecting)
+    monkeypatch.setattr(_Hub, "join", joining)
+    add(redis_client, "a", 1)
+    assert inside.wait(READY_S)
+    following = follow(b=NOTHING)
+    thread = threading.Thread(target=lambda: (following.take(), joined.set()), daemon=True)
+    thread.start()
+    assert joined.wait(READY_S)
+    thread.join()
+    end = following.part()
+    assert end is not None, "the other one is gone"
+    end()
+    await_no_hub()
+
+
+def test_the_hub_of_a_last_reader_that_was_collected_ends_when_it_looks_again(
+    redis_client: Redis, follow: Callable[..., Following], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "BLOCK_S", 0.05)
+    following, rung = follow(a=NOTHING), threading.Event()
+    following.take()
+    following.abandon()
+    await_no_hub()
+    after = follow(a=NOTHING, ring=rung.set)
+    assert after.take() == {}
+    add(redis_client, "a", 1)
+    assert rung.wait(READY_S), "the next one has another hub"
+
+
+def test_a_hub_goes_on_for_who_is_left_when_another_was_collected(
+    redis_client: Redis, follow: Callable[..., Following]
+) -> None:
+    rung, gone = threading.Event(), threading.Event()
+    following, collected = follow(a=NOTHING, ring=rung.set), follow(a=NOTHING, b=NOTHING, ring=gone.set)
+    for each in (following, collected):
+        each.take()
+    collected.abandon()
+    for number in range(3):  # it may be rung for the first; the hub looks before the second
+        rung.clear()
+        gone.clear()
+        add(redis_client, "a", number)
+        assert rung.wait(READY_S)
+    assert not gone.is_set()
+    assert numbers(following.take(), "a") == [0, 1, 2]

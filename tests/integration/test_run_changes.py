@@ -240,6 +240,28 @@ def test_news_that_are_taken_as_somebody_stops_waiting_come_the_next_time(ledger
     running(main)
 
 
+def test_what_comes_right_behind_where_a_bell_begins_is_heard(
+    ledger: Ledger, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, begins = Redis.parse_response, threading.Event()
+
+    def answered(self: Redis, connection: Any, command: str, **options: Any) -> Any:
+        found = answers(self, connection, command, **options)
+        if command == "XREVRANGE" and not begins.is_set():
+            begins.set()
+            redis_client.xadd(STREAM, {"c": "news"})
+            redis_client.expire(STREAM, 60)
+        return found
+
+    async def main() -> None:
+        monkeypatch.setattr(Redis, "parse_response", answered)
+        async with Bell(ledger, [STREAM]) as bell:
+            assert begins.is_set()
+            await asyncio.wait_for(bell.news(), READY_S)
+
+    running(main)
+
+
 def test_a_server_that_is_away_is_told_and_the_next_list_hears_again(ledger: Ledger) -> None:
     async def main() -> None:
         changes = Changes(ledger)
@@ -261,7 +283,7 @@ def test_a_server_that_is_away_as_a_list_is_opened_is_told(
         raise RedisConnectionError("away")
 
     async def main() -> None:
-        monkeypatch.setattr(ledger.client, "xrevrange", away)
+        monkeypatch.setattr(ledger.client, "pipeline", away)
         async with listening(Changes(ledger), None) as (lost,):
             with pytest.raises(RedisConnectionError, match="away"):
                 await heard(lost)

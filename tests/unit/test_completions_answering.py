@@ -17,7 +17,7 @@ from mosaic_tasks.gateway.completions.answering import Answering, Patience
 from mosaic_tasks.gateway.completions.models import Model
 from mosaic_tasks.gateway.completions.replies import Envelope
 from mosaic_tasks.gateway.readers import Readers
-from mosaic_tasks.inspection.reading import StreamEvent
+from mosaic_tasks.inspection.parts import StreamEvent
 
 LONG_S = 60.0
 FOR_EVER: list[Any] = []

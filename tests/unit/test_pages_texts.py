@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mosaic_tasks.gateway.pages import texts
 from mosaic_tasks.gateway.pages.texts import _folded, _Items, _Text
-from mosaic_tasks.inspection.reading import StreamEvent, StreamKind
+from mosaic_tasks.inspection.parts import StreamEvent, StreamKind
 from mosaic_tasks.inspection.wording import counted
 
 MOST = 5

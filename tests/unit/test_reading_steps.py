@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,9 @@ from mosaic_queues.following import Found
 from mosaic_queues.keys import Keys
 from mosaic_queues.ledger import Ledger
 from mosaic_tasks.inspection import reading
-from mosaic_tasks.inspection.reading import _AT_ONCE, AsyncReading, Pieces, Reading, Source, _Bell
+from mosaic_tasks.inspection.loop_bell import LoopBell
+from mosaic_tasks.inspection.parts import Pieces, Source
+from mosaic_tasks.inspection.reading import _AT_ONCE, AsyncReading, Reading
 
 
 class Nothing:
@@ -31,6 +34,8 @@ class Nothing:
         return Found()
 
     def leave(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
     def part(self) -> None: ...
 
@@ -136,6 +141,16 @@ def test_what_comes_while_others_are_handed_out_is_found(count: int, monkeypatch
     part = OneMore(max(count, 1))
     with Reading[int](LEDGER, lambda: part, follow=True, stands=lambda: pytest.fail("waits")) as found:
         assert list(found) == list(range(1, max(count, 1) + 2))
+
+
+def test_one_that_is_collected_only_notes_that_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(Nothing, "leave", lambda _: called.append("leave"))
+    monkeypatch.setattr(Nothing, "abandon", lambda _: called.append("abandon"))
+    found = Reading[int](LEDGER, lambda: Done(1), follow=True, stands=pytest.fail)
+    del found
+    gc.collect()
+    assert called == ["abandon"]
 
 
 # -- coroutines wait ------------------------------------------------------------------------------------------------
@@ -291,7 +306,7 @@ def test_a_bell_sets_no_alarm_for_each_wait(monkeypatch: pytest.MonkeyPatch) -> 
             return call_at(when, *arguments, **options)
 
         monkeypatch.setattr(loop, "call_at", noted)
-        bell, begun = _Bell(loop), loop.time()
+        bell, begun = LoopBell(loop), loop.time()
         for number in range(100):
             loop.call_soon(bell.ring)
             await bell.wait(begun + 1000 + number)
@@ -308,7 +323,7 @@ def test_a_bell_sets_no_alarm_for_each_wait(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bell_goes_on_where_a_later_wait_lasts_longer() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        bell, now = _Bell(loop), loop.time()
+        bell, now = LoopBell(loop), loop.time()
         loop.call_soon(bell.ring)
         await bell.wait(now + 0.01)
         bell.hush()
@@ -337,13 +352,16 @@ def page(*entries: tuple[bytes, dict[bytes, bytes]], is_full: bool = False) -> F
     return found
 
 
-def pieces() -> Pieces:
+def pieces(after: str | None = None) -> Pieces:
     keys = SimpleNamespace(stream=lambda _run, number: f"s:{number}", run=Keys("mosaic").run)
-    ledger: Any = SimpleNamespace(keys=keys, is_running=Ledger.is_running)
+    client = SimpleNamespace(xrevrange=lambda *_, **__: [text(1, 0, "old")], xrange=lambda *_: [])
+    ledger: Any = SimpleNamespace(keys=keys, client=client, is_running=Ledger.is_running)
     payloads: Any = SimpleNamespace(
-        unpack_many=lambda _, found: [msgspec.msgpack.decode(each[1:]) for each in found]
+        unpack_many=lambda _, found: [msgspec.msgpack.decode(each[1:]) for each in found],
+        unpack=lambda _, envelope: msgspec.msgpack.decode(envelope[1:]),
+        is_skipped=lambda _: None,
     )
-    return Pieces(Source(ledger, payloads, "run", 3, "x"), None)
+    return Pieces(Source(ledger, payloads, "run", 3, "x"), after)
 
 
 AGAIN = [entry(3, "retract", 0), text(4, 0, "new"), entry(5, "end", 3)]
@@ -368,6 +386,20 @@ def test_an_end_that_a_full_page_ends_with_waits_for_what_is_behind_it() -> None
         assert part.is_over
 
 
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [([], ["1-0/3"]), ([entry(2, "retract", 0), text(3, 0, "x")], ["3-0/1", "3-0/2", "3-0/3"])],
+)
+def test_who_goes_on_inside_of_an_end_gets_the_rest_of_it_and_all_of_the_next(
+    again: list[tuple[bytes, dict[bytes, bytes]]], told: list[str]
+) -> None:
+    part, found = pieces("1-0/2"), page()
+    list(part.take_in(page(*again)))
+    found.answers = (b"running", b"\x00" + msgspec.msgpack.encode("default"))
+    assert [each.id for each in part.take_in(found)] == told
+    assert part.is_over
+
+
 def test_only_for_values_that_lie_elsewhere_a_trip_is_needed() -> None:
     here, there = [text(1, 0, "a"), *AGAIN], (entry(6, "item", 0), entry(6, "text", 0, b"\x02blob"))
     assert pieces().is_local(page(*here))
@@ -383,7 +415,32 @@ def test_a_run_that_is_over_ends_its_readers_once_they_have_all() -> None:
         found = page(text(offset + 1, offset, "a"), is_full=offset < 2)
         found.answers = over
         assert [each.offset for each in part.take_in(found)] == [offset]
-        assert (part.must_ask, part.is_over) == (offset < 2, offset == 2)
+        assert (part.must_ask, part.is_over) == (True, False)
+    found = page()
+    found.answers = over
+    assert list(part.take_in(found)) == []
+    assert (part.must_ask, part.is_over) == (False, True)
+
+
+@pytest.mark.parametrize("said_before", [[], [text(1, 0, "old")]])
+def test_a_node_that_runs_again_between_what_is_asked_and_its_stream_is_not_told_as_it_was(
+    said_before: list[tuple[bytes, dict[bytes, bytes]]],
+) -> None:
+    part, old = pieces(), b"\x00" + msgspec.msgpack.encode("old")
+    if said_before:
+        list(part.take_in(page(*said_before)))
+    begun = [entry(2, "end", 3), *AGAIN[:2]] if said_before else [text(4, 0, "new")]
+    found = page(*begun)
+    found.answers = (b"succeeded", old)
+    told = [each.kind for each in part.take_in(found)]
+    assert told == (["retract", "text"] if said_before else ["text"])
+    assert (part.must_ask, part.is_over) == (True, False)
+    found = page()
+    found.answers = (b"running", None)
+    assert list(part.take_in(found)) == []
+    assert not part.must_ask
+    assert [each.kind for each in part.take_in(page(AGAIN[2]))] == ["end"]
+    assert part.is_over
 
 
 def test_that_the_run_has_ended_has_a_reader_ask_whether_there_is_more() -> None:

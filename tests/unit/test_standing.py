@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mosaic_queues.errors import WaitTimeout
 from mosaic_queues.following import Found
-from mosaic_tasks.inspection.reading import StreamEvent
+from mosaic_tasks.inspection.parts import StreamEvent
 from mosaic_tasks.inspection.standing import Patience, Standing, standing
 
 STREAM = "stream"

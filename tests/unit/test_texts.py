@@ -22,7 +22,7 @@ from mosaic_tasks.cli.streaming import _print
 from mosaic_tasks.definition.plan import NodePlan
 from mosaic_tasks.execution.outcomes import failure
 from mosaic_tasks.execution.prepared import PreparedNode
-from mosaic_tasks.inspection.reading import StreamEvent
+from mosaic_tasks.inspection.parts import StreamEvent
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 SAY, CLAIM = PreparedNode(0, NodePlan("say", "tool", "q"), str), Claim("0", 1, 0, 0)

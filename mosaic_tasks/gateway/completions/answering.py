@@ -39,7 +39,7 @@ from mosaic_tasks.gateway.completions.replies import (
 )
 from mosaic_tasks.gateway.completions.telling import AnswerChanged, Telling
 from mosaic_tasks.gateway.readers import EVENT_STREAM, HERE, PRINCIPAL, Readers, gone, until_either
-from mosaic_tasks.inspection.reading import StreamEvent
+from mosaic_tasks.inspection.parts import StreamEvent
 
 log = structlog.get_logger(__name__)
 

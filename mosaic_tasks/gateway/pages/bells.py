@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Self
 
-from mosaic_queues.following import Following, Found, last_entry
+from mosaic_queues.following import FROM_NOW_ON, Following, Found
 from mosaic_queues.ledger import Ledger
 
 
@@ -39,10 +39,10 @@ class Bell:
         return self
 
     def _open(self) -> None:
-        cursors = {stream: last_entry(self._ledger.client, stream) for stream in self._streams}
+        cursors = dict.fromkeys(self._streams, FROM_NOW_ON)
         self._following = Following(self._ledger.client, self._ledger.keys, cursors, ring=self._ring)
         # Whoever goes away while this thread still opens never gets to close.
-        weakref.finalize(self, self._following.leave).atexit = False
+        weakref.finalize(self, self._following.abandon).atexit = False
         self._following.take()  # it rings from now on
 
     async def news(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mosaic_tasks.client import Run
-from mosaic_tasks.inspection.reading import StreamEvent
+from mosaic_tasks.inspection.parts import StreamEvent
 from mosaic_tasks.inspection.wording import counted
 
 MOST_CHARACTERS = 20_000
