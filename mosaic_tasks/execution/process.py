@@ -299,9 +299,7 @@ class Process:
     def publish_placed(self, run_id: str, plan: PreparedPlan, placed: Mapping[int, Sequence[Group]]) -> None:
         """The same of calls whose queues are known, by the priority of their messages."""
         for level, groups in placed.items():
-            self.outbox.publish(
-                run_id, groups, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
-            )
+            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan), priority=level)
 
     def _placed(
         self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]
@@ -323,14 +321,14 @@ class Process:
         if any(plan.is_routed(call) for _, calls in groups for call in calls):
             return None
         return self.outbox.letters(
-            run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority, plan=plan.hash
+            run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority
         )
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
         for level, placed in self._placed(run_id, plan, header).items():
             self.outbox.publish_chord(
-                run_id, placed, close, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
+                run_id, placed, close, batch_size=self._batch_size(plan), priority=level
             )
 
     def redo(
@@ -401,17 +399,13 @@ class Process:
         plan_hash = self._plan_hashes.get(run_id)
         if plan_hash is None:
             plan_hash = self.ledger.run(run_id).plan
-            self.remember_hash(run_id, plan_hash)
+            self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
         return self.plan(plan_hash)
 
     def remember_plan(self, run_id: str, prepared: PreparedPlan) -> None:
         """Keeps the plan of a run that was opened here at hand: who opens one reads it next."""
         self._remember(self._plans, prepared.hash, prepared, PLANS_KEPT)
-        self.remember_hash(run_id, prepared.hash)
-
-    def remember_hash(self, run_id: str, plan_hash: str) -> None:
-        """Keeps at hand which plan a run has: it is so for as long as there is the run."""
-        self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
+        self._remember(self._plan_hashes, run_id, prepared.hash, VALUES_KEPT)
 
     def now_ms(self) -> int:
         """The server's time in milliseconds, as far as this process knows."""

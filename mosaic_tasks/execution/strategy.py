@@ -8,7 +8,7 @@ acknowledges it when none of them needs it any more. Calls emit their own task e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from celery.utils.log import get_task_logger
 from celery.worker import state
 from celery.worker.strategy import default
 
-from mosaic_queues.stencils import PLAN_HEADER
 from mosaic_tasks.execution.driver import drive
-from mosaic_tasks.execution.process import Process, process_for
+from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.pool import TaskPool as AsyncPool
 
 logger = get_task_logger(__name__)
@@ -39,7 +38,6 @@ def strategy(task: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
 
     def handle(message: Any, _body: Any, ack: Callable[..., Any], *_rest: Any) -> None:
         run_id, calls = arguments(message.payload)
-        _note_plan(process, run_id, message.headers)
         state.all_total_count[0] += 1
         state.total_count[task.name] += 1
         drive(process, run_id, calls)
@@ -60,26 +58,17 @@ def checked(handler: Handler) -> Handler:
 
 def hosted(task: Any, app: Celery, consumer: Any) -> Handler:
     """The handler of a worker with the async pool."""
-    pool, process = consumer.pool, process_for(app)
-    host = process.host
+    pool, host = consumer.pool, process_for(app).host
     assert host is not None, "the worker's step starts before its consumer"
 
     def handle(message: Any, _body: Any, ack: Callable[..., Any], *_rest: Any) -> None:
         run_id, calls = arguments(message.payload)
-        _note_plan(process, run_id, message.headers)
         state.all_total_count[0] += 1
         state.total_count[task.name] += 1
         acknowledge = partial(ack, logger, consumer.connection_errors)
         host.take(run_id, calls, partial(pool.call_in_hub, acknowledge))
 
     return handle
-
-
-def _note_plan(process: Process, run_id: str, headers: Mapping[str, Any]) -> None:
-    """Spares the question which plan the run has. Messages of others do not say it."""
-    plan_hash = headers.get(PLAN_HEADER)
-    if isinstance(plan_hash, str):
-        process.remember_hash(run_id, plan_hash)
 
 
 def arguments(payload: Any) -> tuple[str, Sequence[str]]:

@@ -652,9 +652,9 @@ def _standing(values: Sequence[bytes | None]) -> RunStanding:
     )
     return RunStanding(
         cast(RunStatus, status),
-        int(reopened or created),
+        int(reopened or created or 0),
         name,
-        int(created),
+        int(created or 0),  # none: its opening was broken off, and the sweeper ends it as one that is too old
         int(ended) if ended else None,
         origin,
         int(reopened) if reopened else None,

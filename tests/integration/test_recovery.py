@@ -502,3 +502,18 @@ def test_a_server_that_tells_no_sizes_is_asked_once(
         ledger.client.acl_deluser("nosy")
     assert [entry["event"] for entry in logs] == ["sweeper.unmeasured"]
     assert ledger.run("large").status == "running"
+
+
+def test_a_run_whose_opening_was_broken_off_is_ended_and_keeps_no_other_from_recovery(
+    ledger: Ledger, redis_client: Redis
+) -> None:
+    """As by a server that refuses one of the commands of the opening's script."""
+    key = ledger.keys.run("torn")[0]
+    redis_client.hset(
+        key, mapping={"status": "running", "plan": "p", "name": "n", "retention_ms": 1000, "error": ""}
+    )
+    redis_client.pexpire(key, 60_000)
+    ledger.list_run("torn", now_ms=server_ms(redis_client), keep_s=60)
+    recovery(ledger, Host()).sweep()
+    assert ledger.statuses(["torn"]) == ["failed"]
+    assert redis_client.pttl(key) > 0

@@ -5,27 +5,21 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery
-from celery.concurrency.solo import TaskPool
 from redis import Redis
 from redis.exceptions import ResponseError
 
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import Outbox
-from mosaic_queues.settings import Settings
-from mosaic_queues.stencils import PLAN_HEADER, WEIGHT_HEADER, Stencil
+from mosaic_queues.stencils import WEIGHT_HEADER, Stencil
 from mosaic_queues.streams import Letter
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
-from mosaic_tasks.execution.strategy import strategy
-from mosaic_tasks.pool import TaskPool as AsyncPool
 
 pytestmark = pytest.mark.integration
 QUEUE, PREFIX = "q", "ns:"
@@ -53,8 +47,8 @@ def alike(raw: bytes) -> Any:
 def sent(client: Redis, outbox: Outbox, priority: int) -> list[Any]:
     """What is in the lists after a call, calls together, a fan-out and what closes it were published."""
     outbox.publish("run", [(QUEUE, ["0"])], priority=priority)
-    outbox.publish("run", [(QUEUE, CALLS), ("other", ["1"])], priority=priority, plan="hash", **PAIRED)
-    outbox.publish_chord("run", [(QUEUE, CALLS)], (QUEUE, ["0.c"]), priority=priority, plan="hash", **PAIRED)
+    outbox.publish("run", [(QUEUE, CALLS), ("other", ["1"])], priority=priority, **PAIRED)
+    outbox.publish_chord("run", [(QUEUE, CALLS)], (QUEUE, ["0.c"]), priority=priority, **PAIRED)
     outbox.publish("run", [(QUEUE, ["0.c"]), (QUEUE, ["2.m"])], priority=priority)
     keys = sorted(key for key in client.keys("*") if client.type(key) == b"list")
     found = [(key, [alike(raw) for raw in reversed(client.lrange(key, 0, -1))]) for key in keys]
@@ -259,7 +253,6 @@ def test_a_submission_is_one_trip_once_its_plan_is_stored(
     assert trips == ["trip"]
     assert published == []
     assert [message["headers"]["root_id"] for message in messages(redis_client)][-1] == run.id
-    assert messages(redis_client)[-1]["headers"][PLAN_HEADER] == run.record().plan
 
 
 @pytest.mark.usefixtures("mosaic_process")
@@ -298,47 +291,3 @@ def test_a_refused_letter_is_published(
     run = submit(Workflow.from_data(ECHO))
     assert len(published) == 1
     assert [message["headers"]["root_id"] for message in messages(redis_client)] == [run.id]
-
-
-@pytest.fixture
-def received(mosaic_process: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The message of a run, in a process that knows nothing of that and may not ask."""
-    submit(Workflow.from_data(ECHO))
-    (message,) = messages(redis_client)
-    process = process_for(app)
-    process._plan_hashes.clear()
-    monkeypatch.setattr(process.ledger, "run", lambda _run_id: 1 / 0)
-    return SimpleNamespace(payload=json.loads(base64.b64decode(message["body"])), headers=message["headers"])
-
-
-@pytest.mark.leaves("threads", reason="one watches the drives of a process")
-def test_who_gets_a_message_need_not_ask_which_plan_its_run_has(received: Any) -> None:
-    consumer = SimpleNamespace(pool=object.__new__(TaskPool), connection_errors=())
-    acknowledged: list[Any] = []
-    strategy(app.tasks["mosaic.call"], app, consumer)(
-        received, None, lambda *given: acknowledged.append(given)
-    )
-    assert len(acknowledged) == 1
-    assert Ledger(process_for(app).client).run(received.headers["root_id"]).status == "done"
-
-
-def test_a_host_that_gets_a_message_need_not_ask_either(
-    received: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process, plans, made = process_for(app), list[str](), list[Callable[[], object]]()
-
-    def take(run_id: str, calls: list[str], acknowledge: Callable[[], object]) -> None:
-        plans.append(process.plan_of(run_id).plan.name)
-        acknowledge()
-
-    monkeypatch.setattr(process, "host", SimpleNamespace(take=take))
-    pool = object.__new__(AsyncPool)
-    monkeypatch.setattr(pool, "call_in_hub", made.append)
-    consumer = SimpleNamespace(pool=pool, connection_errors=())
-    acknowledged: list[Any] = []
-    strategy(app.tasks["mosaic.call"], app, consumer)(
-        received, None, lambda *given: acknowledged.append(given)
-    )
-    assert (plans, acknowledged) == (["echo"], [])
-    made.pop()()
-    assert len(acknowledged) == 1

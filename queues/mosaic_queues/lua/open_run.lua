@@ -12,6 +12,7 @@ end
 local events = {{'opened', arg.plan, arg.name}}
 redis.call('HSET', RUN, 'status', 'running', 'plan', arg.plan, 'name', arg.name,
   'retention_ms', arg.retention_ms, 'error', '')
+redis.call('PEXPIRE', RUN, arg.keep_ms)   -- also where one of the next commands is refused
 if arg.tenant ~= '' then redis.call('HSET', RUN, 'tenant', arg.tenant) end
 if arg.origin ~= '' then redis.call('HSET', RUN, 'origin', arg.origin) end
 redis.call('HSET', OUT, 'in', ARGV[2])
