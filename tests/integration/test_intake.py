@@ -303,3 +303,13 @@ def test_an_acknowledgement_after_the_channel_closed_counts(
     redis_client.zadd("unacked_index", dict.fromkeys(entry, score))
     taker.got[0].ack()
     assert left(redis_client)["unacked"] == 0
+
+
+def test_a_server_that_is_full_notes_what_came(connection: Any, taker: Taker, redis_client: Redis) -> None:
+    publish(connection, "a", 3)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        assert taker.take() == Counter(a=3)
+        assert left(redis_client) == {"a": 0, "b": 0, "unacked": 3}
+    finally:
+        redis_client.config_set("maxmemory", 0)

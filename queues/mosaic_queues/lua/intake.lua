@@ -14,6 +14,7 @@ local function note(tag, entry)
   redis.call('HSET', unacked, tag, entry)
 end
 
+redis.call('ZREM', index, '')   -- from a script that has begun to write, a full server takes all: what came must be noted
 for i = 5, 4 + count do
   redis.call('ZREM', index, ARGV[i])
   redis.call('HDEL', unacked, ARGV[i])
@@ -25,18 +26,18 @@ local taken = {}
 -- Takes the next message of a list; false when there is none, or one that nobody can read (which kombu tells).
 local function take(position)
   local list = KEYS[position + 2]
-  local raw = redis.call('LINDEX', list, -1)
+  local raw = redis.call('RPOP', list)
   if not raw then return false end
   local readable, message = pcall(cjson.decode, raw)
   local properties = readable and type(message) == 'table' and message.properties
   if type(properties) ~= 'table' or type(properties.delivery_tag) ~= 'string'
       or type(properties.delivery_info) ~= 'table' then
+    redis.call('RPUSH', list, raw)
     return false
   end
   local info = properties.delivery_info
   note(properties.delivery_tag,
     '[' .. raw .. ', ' .. cjson.encode(info.exchange) .. ', ' .. cjson.encode(info.routing_key) .. ']')
-  redis.call('RPOP', list)   -- not before: a server that is full refuses to note it
   taken[#taken + 1] = position
   taken[#taken + 1] = raw
   local weight = type(message.headers) == 'table' and message.headers.mosaic_slots
