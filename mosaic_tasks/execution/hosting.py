@@ -180,8 +180,10 @@ class Host:
 
     def _collect(self, timeout_s: float | None) -> None:
         """Takes in what came; waits for it if there is nothing."""
-        item = self._next(timeout_s)
-        for _ in range(COLLECT_MOST):
+        came = self._came(timeout_s)
+        with suppress(RedisError):  # told of each run that cannot be read
+            self._process.learn_plans(item.run_id for item in came if isinstance(item, _Given))
+        for item in came:
             match item:
                 case _Given():
                     self._given(item)
@@ -192,14 +194,15 @@ class Host:
                 case BlockingCalls():
                     self._leave(item.ticket, item.calls)
                     self._blocking.go_on()
-            if (item := self._next(0.0)) is None:
-                break
 
-    def _next(self, timeout_s: float | None) -> _Item | None:
-        try:
-            return self._inbox.get_nowait() if timeout_s == 0.0 else self._inbox.get(timeout=timeout_s)
-        except Empty:
-            return None
+    def _came(self, timeout_s: float | None) -> list[_Item]:
+        """All that is there, or comes next; nothing where it was only woken, or the time is over."""
+        came = list[_Item | None]()
+        with suppress(Empty):
+            came.append(self._inbox.get(block=timeout_s != 0.0, timeout=timeout_s))
+            while len(came) < COLLECT_MOST:
+                came.append(self._inbox.get_nowait())
+        return [item for item in came if item is not None]
 
     def _given(self, given: _Given) -> None:
         if not given.calls:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, Protocol
@@ -401,6 +401,18 @@ class Process:
             plan_hash = self.ledger.run(run_id).plan
             self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
         return self.plan(plan_hash)
+
+    def learn_plans(self, run_ids: Iterable[str]) -> None:
+        """Asks which plans these runs have, in one trip, where that is not at hand.
+
+        Raises:
+            redis.RedisError: the server does not answer.
+        """
+        unknown = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in self._plan_hashes]
+        if unknown:
+            for run_id, plan_hash in zip(unknown, self.ledger.plan_hashes(unknown), strict=True):
+                if plan_hash is not None:
+                    self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
 
     def remember_plan(self, run_id: str, prepared: PreparedPlan) -> None:
         """Keeps the plan of a run that was opened here at hand: who opens one reads it next."""

@@ -583,6 +583,13 @@ class Ledger:
                 pipe.hget(self.keys.run(run_id)[0], "status")
             return [cast(RunStatus, raw.decode()) if raw else None for raw in pipe.execute()]
 
+    def plan_hashes(self, run_ids: Sequence[str]) -> list[str | None]:
+        """Content hash of the plan of each run, None where it is unknown; one round trip."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for run_id in run_ids:
+                pipe.hget(self.keys.run(run_id)[0], "plan")
+            return [raw.decode() if raw else None for raw in pipe.execute()]
+
     def standings(self, run_ids: Sequence[str]) -> list[RunStanding | None]:
         """How each run stands, None where it is unknown; one round trip."""
         with self.client.pipeline(transaction=False) as pipe:

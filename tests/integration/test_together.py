@@ -170,6 +170,33 @@ def test_runs_that_begin_together_share_a_trip(host: Host, held: threading.Event
     assert host._slots.used == 0
 
 
+def test_the_plans_of_runs_that_came_together_are_asked_for_at_once(
+    host: Host, held: threading.Event, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, done = given(host, 5)
+    process._plan_hashes.clear()
+    asked: list[list[str]] = []
+    ask = process.ledger.plan_hashes
+    monkeypatch.setattr(process.ledger, "plan_hashes", lambda ids: asked.append(ids) or ask(ids))
+    with monkeypatch.context() as alone:
+        alone.setattr(process.ledger, "run", lambda _run_id: 1 / 0)
+        held.set()
+        await_done(done, runs)
+    assert [sorted(ids) for ids in asked] == [sorted(run.id for run in runs)]
+    assert results(runs) == [1] * 5
+
+
+def test_a_run_that_is_gone_keeps_none_that_came_with_it(
+    host: Host, held: threading.Event, process: Process, redis_client: Redis
+) -> None:
+    (gone, *runs), done = given(host, 3)
+    process._plan_hashes.clear()
+    redis_client.delete(*process.ledger.keys.run(gone.id))
+    held.set()
+    assert results(runs) == [1] * 2
+    await_done(done, [gone, *runs])
+
+
 def test_a_server_that_is_away_is_waited_for_once(
     host: Host, held: threading.Event, trips: Trips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
