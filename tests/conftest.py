@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from redis import Redis
@@ -14,6 +15,9 @@ from redis import Redis
 from mosaic_queues.settings import Settings, settings
 from tests.own_server import OwnServer
 from tests.services import GIVEN_SERVER, ServerForTests, Workers, server_for_tests
+
+if TYPE_CHECKING:
+    from tests.integration.schedule_beats import Beats, Clock
 
 pytest_plugins = ("tests.leaks",)
 MOST_PROCESSES = 8
@@ -121,3 +125,22 @@ def own_server(tmp_path: Path) -> Iterator[OwnServer]:
     started = OwnServer(tmp_path / "server")
     yield started
     started.kill()
+
+
+@pytest.fixture
+def beats(redis_server: ServerForTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
+    """Beats whose lock lapses after three seconds."""
+    from tests.integration.schedule_beats import Beats
+
+    monkeypatch.setenv("MOSAIC_LIVENESS_S", "3")
+    with Beats(redis_server.urls, tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def clock(redis_client: Redis) -> Iterator[Clock]:
+    """The time that beats and server take for now, which a test moves."""
+    from tests.integration.schedule_beats import moving_clock
+
+    with moving_clock(redis_client) as moving:
+        yield moving

@@ -280,29 +280,38 @@ class Host:
 
     def _ask(self, asking: Sequence[_Serving]) -> None:
         """Gives all who ask the ledger something their answers, and publishes once all have begun what they claimed."""
-        transitions = [each.asked for each in asking if each.asked is not None]
         try:
-            if len(transitions) == 1:
-                (only,) = transitions
-                answers: list[Advance | Exception] = [
-                    self._process.ledger.advance(only.run_id, **only.options())
-                ]
-            else:
-                answers = self._process.ledger.advance_together(transitions)
-        except (RedisConnectionError, RedisTimeoutError) as error:
-            self._tell_away(asking, error)
-        except Exception as error:  # noqa: BLE001 - each of them makes of it what it has to
-            for each in asking:
-                each.answered(error)
+            answers = self._answers([each.asked for each in asking if each.asked is not None])
+        except RedisError as error:
+            self._tell(asking, error)
         else:
             for each, answer in zip(asking, answers, strict=True):
                 each.answered(answer)
         for each in asking:
             each.send()
 
+    def _answers(self, transitions: Sequence[Transition]) -> Sequence[Advance | Exception]:
+        """In one trip, unless one of them cannot be written or its answer read: that is to fail alone."""
+        if len(transitions) > 1:
+            try:
+                return self._process.ledger.advance_together(transitions)
+            except RedisError:
+                raise
+            except Exception:
+                log.exception("host.together", what="a transition cannot be made, each is tried alone")
+        return [self._alone(each) for each in transitions]
+
+    def _alone(self, asked: Transition) -> Advance | Exception:
+        try:
+            return self._process.ledger.advance(asked.run_id, **asked.options())
+        except (RedisConnectionError, RedisTimeoutError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the run makes of it what it has to
+            return error
+
     @staticmethod
-    def _tell_away(asking: Sequence[_Serving], error: Exception) -> None:
-        """The first one asks again, as long as that makes sense. If it has no answer either, the others need not."""
+    def _tell(asking: Sequence[_Serving], error: RedisError) -> None:
+        """The first one may ask again, as long as that makes sense. If it has no answer either, the others need not."""
         first, *others = asking
         first.answered(error)
         is_away = isinstance(first.error, (RedisConnectionError, RedisTimeoutError))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -25,12 +25,11 @@ from tests.integration.schedule_beats import (
     Clock,
     add,
     check_one_run_a_tick,
-    moving_clock,
     noted,
     run_ids,
     ticks,
 )
-from tests.services import READY_S, ServerForTests, Workers, key_events
+from tests.services import READY_S, Workers, key_events
 
 pytestmark = [
     pytest.mark.integration,
@@ -39,20 +38,6 @@ pytestmark = [
 ]
 BERLIN = "Europe/Berlin"
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def beats(redis_server: ServerForTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beats]:
-    """Those whose lock lapses after three seconds."""
-    monkeypatch.setenv("MOSAIC_LIVENESS_S", "3")
-    with Beats(redis_server.urls, tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def clock(redis_client: Redis) -> Iterator[Clock]:
-    with moving_clock(redis_client) as moving:
-        yield moving
 
 
 def seconds(text: str, zone: str = BERLIN) -> int:

@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from mosaic_queues.advancing import Transition
+from mosaic_queues.errors import RunFailed
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Done
 from mosaic_tasks import Run, Workflow, submit
@@ -222,6 +223,24 @@ def test_calls_of_a_lost_trip_keep_their_messages(
     assert results(runs) == [1] * 3
     await_done(done, runs)
     assert host._slots.used == 0
+
+
+def test_a_transition_that_cannot_be_made_fails_its_own_run_alone(
+    host: Host, held: threading.Event, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (broken, *runs), done = given(host, 3)
+    argument = Transition.argument
+
+    def unwritable(transition: Transition) -> dict[str, Any]:
+        made = argument(transition)
+        return made | {"claim": [object()]} if transition.run_id == broken.id else made
+
+    monkeypatch.setattr(Transition, "argument", unwritable)
+    held.set()
+    assert results(runs) == [1] * 2
+    with pytest.raises(RunFailed, match="internal error"):
+        broken.result(WAIT_S)
+    await_done(done, [broken, *runs])
 
 
 def test_nobody_waits_for_what_another_run_publishes(
