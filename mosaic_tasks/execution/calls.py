@@ -412,6 +412,7 @@ _latest = _Latest()
 def execution_of(process: Process, run_id: str, plan: PreparedPlan, *, epoch: int = 0) -> Execution:
     """The execution of a run in this thread. The latest is kept: a fan-out's next message reads the same list."""
     latest = _latest.execution
-    if latest is None or latest.run_id != run_id or latest.process is not process or latest.epoch < epoch:
+    is_other = latest is None or (latest.run_id, latest.process, latest.plan) != (run_id, process, plan)
+    if latest is None or is_other or latest.epoch < epoch:
         latest = _latest.execution = Execution(process, run_id, plan, epoch=epoch)
     return latest

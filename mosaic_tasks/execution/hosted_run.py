@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -111,14 +112,20 @@ class HostedRun(Holding):
     Each transition claims in a name of its own, so that letting go of what a lost answer claimed touches nothing that
     runs.
 
+    Args:
+        is_sure: that the run has this plan; else the first transition asks.
+
     Attributes:
         flights: what runs on the loop.
         landed: what has run and is not settled, with its outcome, or what is left to do for it.
         retry_at: monotonic time before which the server is not asked again.
     """
 
-    def __init__(self, process: Process, run_id: str, plan: PreparedPlan, *, slots: Slots) -> None:
+    def __init__(
+        self, process: Process, run_id: str, plan: PreparedPlan, *, slots: Slots, is_sure: bool = True
+    ) -> None:
         super().__init__(process, run_id, plan, ())
+        self._is_sure = is_sure
         self.settling = Settling(self)
         self.flights: dict[Claim, Flight] = {}
         self.landed: deque[tuple[Flight, Outcome | Callable[[], Outcome]]] = deque()
@@ -140,11 +147,6 @@ class HostedRun(Holding):
     def waiting(self) -> int:
         """Calls that were given and that no slot was free for."""
         return len(self.given)
-
-    def runs_here(self, call: str) -> bool:
-        """Whether a call runs on the loop, or needs nothing but the clerk."""
-        named = CallId(call)
-        return named.closes or self.plan.node(named.node).is_async
 
     def give(self, calls: Sequence[str], ticket: Ticket, now: float) -> None:
         """A message brought these calls; each has taken a slot."""
@@ -191,6 +193,10 @@ class HostedRun(Holding):
         self._room -= count
         return self._claiming
 
+    def _asked(self, finished: Finished, wanted: Sequence[str], keep: int) -> Transition:
+        asked = super()._asked(finished, wanted, keep)
+        return asked if self._is_sure else asked._replace(plan=self.plan.hash)
+
     def again(self, transition: Callable[[int], Advance]) -> Advance:
         """As in `Holding`; what it has claimed under other names, and what waits, stays."""
         log.warning("host.again", what="answer lost, the transition is repeated", run=self.run_id)
@@ -205,6 +211,9 @@ class HostedRun(Holding):
         """Seats what a transition claimed, publishes what it made ready. What it was asked for and has not claimed is
         somebody else's."""
         super().take(answer)
+        if not self._is_sure:
+            self._is_sure = True
+            self.process.remember_plan(self.run_id, self.plan)
         asked, self._claiming = self._claiming, []
         claims = {claim.call: claim for claim in answer.claimed}
         for call in asked:
@@ -240,7 +249,7 @@ class HostedRun(Holding):
         config = self.process.settings
         if not (calls and config.continuation_calls and config.continuation_s):
             return 0
-        if not all(self.runs_here(call) for call in calls):
+        if not all(runs_here(self.plan, call) for call in calls):
             return 0
         queue = self.plan.plan.nodes[CallId(calls[0]).node].queue
         share = math.ceil(len(calls) / max(self.process.slots(queue), 1))
@@ -279,8 +288,7 @@ class HostedRun(Holding):
         if self._over and not self.finished:
             over, self._over = self._over, []
             for call, tickets in over:
-                for ticket in tickets:
-                    ticket.close([call])
+                _close(tickets, call)
             self._slots.give(len(over))
 
     def close(self) -> None:
@@ -291,6 +299,13 @@ class HostedRun(Holding):
             kept.clear()
         self.finished = Finished()
         self.close_recorded()
+
+    def withdraw(self) -> list[tuple[str, Callable[[], object]]]:
+        """The calls that wait, which keep their slots, each with what tells its messages that it is over; the run has
+        another plan, so nothing of it is here any more."""
+        waiting, self._waiting = self._waiting, {}
+        self.given.clear()
+        return [(call, partial(_close, waits.tickets, call)) for call, waits in waiting.items()]
 
     def hand_back_late(self, since: float) -> bool:
         """Gives back the calls that no slot was free for since a monotonic time; says whether there were any."""
@@ -311,6 +326,17 @@ class HostedRun(Holding):
         if claims:
             groups = self.process.ledger.hand_back(self.run_id, claims, holder=self.claimant)
             self.process.publish(self.run_id, self.plan, groups)
+
+
+def runs_here(plan: PreparedPlan, call: str) -> bool:
+    """Whether a call runs on the loop, or needs nothing but the clerk."""
+    named = CallId(call)
+    return named.closes or plan.node(named.node).is_async
+
+
+def _close(tickets: Sequence[Ticket], call: str) -> None:
+    for ticket in tickets:
+        ticket.close([call])
 
 
 def by_queue(plan: PreparedPlan, calls: Sequence[str]) -> list[Group]:

@@ -24,15 +24,16 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from mosaic_queues.advancing import Transition
+from mosaic_queues.advancing import OtherPlan, Transition
 from mosaic_queues.connection import told_error
 from mosaic_queues.errors import ClaimLost, ServerRefused, UnknownRun
 from mosaic_queues.transitions import Advance, Claim
 from mosaic_tasks.execution.blocking import Blocking, BlockingCalls
 from mosaic_tasks.execution.driver import CLAIMS_EVERY_S, STUCK_EXIT, known
 from mosaic_tasks.execution.holding import ServerAwayError
-from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue
+from mosaic_tasks.execution.hosted_run import Flight, HostedRun, Slots, Ticket, by_queue, runs_here
 from mosaic_tasks.execution.outcomes import Outcome, Work, claim_lost, ended, failure, timed_out
+from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.running import GRACE_S
 from mosaic_tasks.execution.sharing import Lengths, calls_ahead, patience_s
@@ -62,6 +63,7 @@ class _Given(NamedTuple):
     run_id: str
     calls: list[str]
     done: Callable[[], object]
+    plan: str = ""
 
 
 class _Recalled(NamedTuple):
@@ -107,15 +109,18 @@ class Host:
 
     # -- for the pool ----------------------------------------------------------------------------------------------
 
-    def take(self, run_id: str, calls: Sequence[str], done: Callable[[], object]) -> None:
+    def take(
+        self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = ""
+    ) -> None:
         """Takes up a message.
 
         Args:
             done: called from any thread once none of its calls needs the message any more.
+            plan: content hash of the run's plan, as the message says, which the ledger compares.
         """
         named = list(dict.fromkeys(calls))
         self._slots.take(len(named))
-        self._inbox.put(_Given(run_id, named, done))
+        self._inbox.put(_Given(run_id, named, done, plan))
 
     def has_room(self) -> bool:
         """Whether half of the slots are free."""
@@ -182,7 +187,8 @@ class Host:
         """Takes in what came; waits for it if there is nothing."""
         came = self._came(timeout_s)
         with suppress(RedisError):  # told of each run that cannot be read
-            self._process.learn_plans(item.run_id for item in came if isinstance(item, _Given))
+            given = [item for item in came if isinstance(item, _Given)]
+            self._process.learn_plans(item.run_id for item in given if self._named_plan(item) is None)
         for item in came:
             match item:
                 case _Given():
@@ -218,11 +224,11 @@ class Host:
 
     def _shared_out(self, given: _Given, ticket: Ticket) -> Sequence[str]:
         """Gives the calls of a message to those that run them; the rest is answered."""
-        run, now = self._run(given.run_id), time.monotonic()
+        run, now = self._run(given), time.monotonic()
         if run is None:
             return given.calls
         calls = known(given.calls, run.plan, given.run_id)
-        here = {call for call in calls if run.runs_here(call)}
+        here = {call for call in calls if runs_here(run.plan, call)}
         blocking = [call for call in calls if call not in here]
         if here:
             self._runs[run.run_id] = self._touched[run.run_id] = run
@@ -236,14 +242,22 @@ class Host:
             self._slots.give(len(calls))
             ticket.close(calls)
 
-    def _run(self, run_id: str) -> HostedRun | None:
+    def _named_plan(self, given: _Given) -> PreparedPlan | None:
+        """The plan that a message names, with which its calls can begin: the first transition compares it."""
+        plan = self._process.plan_at_hand(given.plan)
+        fits = plan is not None and all(plan.knows(call) and runs_here(plan, call) for call in given.calls)
+        return plan if fits else None
+
+    def _run(self, given: _Given) -> HostedRun | None:
         """What is held of a run; None when the run cannot be had. Its calls stay ready: the sweeper publishes those of
         a run that goes on."""
-        run = self._runs.get(run_id)
+        process, run_id, run = self._process, given.run_id, self._runs.get(given.run_id)
         if run is not None:
             return run
+        named = None if process.knows_plan_of(run_id) else self._named_plan(given)
         try:
-            return HostedRun(self._process, run_id, self._process.plan_of(run_id), slots=self._slots)
+            plan = named or process.plan_of(run_id)
+            return HostedRun(process, run_id, plan, slots=self._slots, is_sure=named is None)
         except (UnknownRun, RedisError) as error:
             self._end_if_refused(error)
             log.info("host.gone", what="message of a run that cannot be read", run=run_id, error=str(error))
@@ -319,7 +333,11 @@ class Host:
             each.answered(ServerAwayError(str(error)) if is_away else error)
 
     def _served(self, run: HostedRun, error: Exception | None) -> None:
-        if isinstance(error, RedisError):
+        if isinstance(error, OtherPlan):
+            log.warning("host.plan", what="a message named another plan than its run has", run=run.run_id)
+            for call, done in run.withdraw():
+                self._inbox.put(_Given(run.run_id, [call], done))
+        elif isinstance(error, RedisError):
             if _may_pass(error):
                 self._put_off(run, error)
                 return

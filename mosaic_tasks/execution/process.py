@@ -62,8 +62,11 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 class Host(Protocol):
     """What runs calls on an event loop that they share."""
 
-    def take(self, run_id: str, calls: Sequence[str], done: Callable[[], object]) -> None:
-        """Takes up a message; `done` is called, from any thread, when none of its calls needs it any more."""
+    def take(
+        self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = ""
+    ) -> None:
+        """Takes up a message, which may name the run's plan by its content hash; `done` is called, from any thread, when
+        none of its calls needs it any more."""
 
     def has_room(self) -> bool:
         """Whether half of its slots are free."""
@@ -299,7 +302,9 @@ class Process:
     def publish_placed(self, run_id: str, plan: PreparedPlan, placed: Mapping[int, Sequence[Group]]) -> None:
         """The same of calls whose queues are known, by the priority of their messages."""
         for level, groups in placed.items():
-            self.outbox.publish(run_id, groups, batch_size=self._batch_size(plan), priority=level)
+            self.outbox.publish(
+                run_id, groups, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
+            )
 
     def _placed(
         self, run_id: str, plan: PreparedPlan, groups: Sequence[Group]
@@ -321,14 +326,14 @@ class Process:
         if any(plan.is_routed(call) for _, calls in groups for call in calls):
             return None
         return self.outbox.letters(
-            run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority
+            run_id, groups, batch_size=self._batch_size(plan), priority=plan.plan.priority, plan=plan.hash
         )
 
     def publish_chord(self, run_id: str, plan: PreparedPlan, header: Sequence[Group], close: Group) -> None:
         """Publishes the calls of a fan-out, in such batches, as a chord."""
         for level, placed in self._placed(run_id, plan, header).items():
             self.outbox.publish_chord(
-                run_id, placed, close, batch_size=self._batch_size(plan), priority=level
+                run_id, placed, close, batch_size=self._batch_size(plan), priority=level, plan=plan.hash
             )
 
     def redo(
@@ -402,6 +407,14 @@ class Process:
             self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
         return self.plan(plan_hash)
 
+    def knows_plan_of(self, run_id: str) -> bool:
+        """Whether `plan_of` a run need not ask which one it has."""
+        return run_id in self._plan_hashes
+
+    def plan_at_hand(self, plan_hash: str) -> PreparedPlan | None:
+        """The plan with this hash, where it need not be read."""
+        return self._plans.get(plan_hash)
+
     def learn_plans(self, run_ids: Iterable[str]) -> None:
         """Asks which plans these runs have, in one trip, where that is not at hand.
 
@@ -415,7 +428,7 @@ class Process:
                     self._remember(self._plan_hashes, run_id, plan_hash, VALUES_KEPT)
 
     def remember_plan(self, run_id: str, prepared: PreparedPlan) -> None:
-        """Keeps the plan of a run that was opened here at hand: who opens one reads it next."""
+        """Keeps the plan of a run at hand."""
         self._remember(self._plans, prepared.hash, prepared, PLANS_KEPT)
         self._remember(self._plan_hashes, run_id, prepared.hash, VALUES_KEPT)
 

@@ -19,6 +19,7 @@ from celery.utils.log import get_task_logger
 from celery.worker import state
 from celery.worker.strategy import default
 
+from mosaic_queues.stencils import PLAN_HEADER
 from mosaic_tasks.execution.driver import drive
 from mosaic_tasks.execution.process import process_for
 from mosaic_tasks.pool import TaskPool as AsyncPool
@@ -66,7 +67,9 @@ def hosted(task: Any, app: Celery, consumer: Any) -> Handler:
         state.all_total_count[0] += 1
         state.total_count[task.name] += 1
         acknowledge = partial(ack, logger, consumer.connection_errors)
-        host.take(run_id, calls, partial(pool.call_in_hub, acknowledge))
+        named = message.headers.get(PLAN_HEADER)
+        plan = named if isinstance(named, str) else ""
+        host.take(run_id, calls, partial(pool.call_in_hub, acknowledge), plan=plan)
 
     return handle
 

@@ -24,7 +24,7 @@ from celery.concurrency.base import BasePool
 from celery.utils.nodenames import gethostname
 from celery.worker import state as worker_state
 
-from mosaic_queues.intake import ACK_S, Intake, install_intake
+from mosaic_queues.intake import LATE_S, Intake, install_intake
 from mosaic_tasks.pool.bridge import Bridge
 from mosaic_tasks.pool.jobs import Job
 from mosaic_tasks.pool.looping import LoopThread
@@ -112,7 +112,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._loop.at_end.append(last)
 
     def call_in_hub(self, function: Callable[[], object]) -> None:
-        """Has a function called in the thread that ends requests and acknowledges messages, within `ACK_S`; from any
+        """Has a function called in the thread that ends requests and acknowledges messages, within `LATE_S`; from any
         thread."""
         self._bridge.leave(function)
         if self._is_awaited:
@@ -356,7 +356,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         if self._intake is not None and not self._is_stopped:
             self._intake.turn()
             if self._look is None and self._intake.is_owing and not self._is_draining:
-                self._look = self._hub.call_later(ACK_S, self._on_look)
+                self._look = self._hub.call_later(LATE_S, self._on_look)
 
     def _on_look(self) -> None:
         """Acknowledgements do not wake the hub: it looks for them, while there are any to come."""
@@ -400,7 +400,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._pump_safely()
         if self._intake is not None and not self._is_stopped:
             with suppress(*self._intake.channel.connection_errors):  # it comes again
-                self._intake.acknowledge()
+                self._intake.note()
 
     def _tell_hosted(self, what: Literal["drain", "abandon"], *arguments: Any) -> None:
         try:

@@ -9,6 +9,10 @@ from mosaic_queues.streams import ENTRIES_READ
 from mosaic_queues.transitions import Done, JoinStep, Usage
 
 
+class OtherPlan(Exception):  # noqa: N818 - a state
+    """The run has another plan than the one that a transition was made for; nothing has happened."""
+
+
 class Transition(NamedTuple):
     """See `Ledger.advance`, which has the same arguments."""
 
@@ -23,6 +27,7 @@ class Transition(NamedTuple):
     serves: Sequence[str] = ()
     open_: Mapping[str, Sequence[str]] = {}
     fences: bool = False
+    plan: str = ""
 
     @property
     def claims(self) -> bool:
@@ -49,6 +54,7 @@ class Transition(NamedTuple):
             "keep": self.keep,
             "serves": self.serves,
             "fences": self.fences,
+            "plan": self.plan,
         }
 
     def envelopes(self) -> list[bytes]:

@@ -6,9 +6,10 @@ meanwhile. The entries of unacked messages are kombu's own: its restoring after 
 workers, know no difference. Messages that the script takes are noted in the same step, so none is lost in a worker
 that dies between the two, as one that a blocking pop took may be.
 
-An acknowledgement of calls waits for the next trip, for `ACK_S` at most, and before that as long at most for the pool
-to look for it. Should the worker die meanwhile, their message comes once more, and the ledger says that they are done.
-Nothing says so of other tasks, so theirs do not wait.
+What becomes of calls the ledger knows: it says which are done should their message come once more, and has those
+published again whose message is lost. So a popped message of calls is handed on at once, and that it came, or is
+acknowledged, is noted with the next trip, after `LATE_S` at most, and before that as long at most for the pool to look
+for it; of one that is done by then nothing is. Nothing knows that of other tasks, so theirs do not wait.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from mosaic_queues.stencils import WEIGHT_HEADER
 _TEXT = resources.files("mosaic_queues").joinpath("lua", "intake.lua").read_text("utf-8")
 _SHA = hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest()
 
-ACK_S = 0.05
-"""So long an acknowledgement waits for others, and for a trip that is made anyway."""
+LATE_S = 0.05
+"""So long a note about a message of calls waits for others, and for a trip that is made anyway."""
+POPS = 2
+"""So many popped messages tell that a queue has more: a trip takes them all at once."""
 _CLAIMED = CALL_TASK, CLOSE_TASK, CONSUME_TASK
 """Tasks whose messages may come twice, as the ledger knows what is done of them."""
 
@@ -90,6 +93,7 @@ class Intake(kombu_redis.QoS):
         self._keys = _Keys(channel)
         self._acked: list[str] = []
         self._due = 0.0
+        self._unnoted: dict[str, str] = {}
         self.awaits_room = True
         self._arrived: deque[tuple[str, dict[str, Any], int]] = deque()
         self._noted: set[str] = set()
@@ -97,6 +101,8 @@ class Intake(kombu_redis.QoS):
 
     def can_consume(self) -> bool:
         """Whether there is room for one more message."""
+        if len(self._unnoted) >= POPS:
+            self.turn()
         self.awaits_room = True  # before looking, so that none is made unnoticed
         self.awaits_room = self._room() <= 0
         return not self.awaits_room
@@ -107,16 +113,17 @@ class Intake(kombu_redis.QoS):
         return len(self._delivered) > len(self._dirty)
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Notes a message that came as unacknowledged, and takes others into the room beside it."""
+        """Takes in a message that came. One that is not of calls is noted before it is handed on, and others are taken
+        into the room beside it."""
+        virtual.QoS.append(self, message, delivery_tag)
         if delivery_tag in self._noted:
             self._noted.discard(delivery_tag)
-        else:
-            self._delivered[delivery_tag] = message  # before room is counted
-            self._trip(
-                self._room(weight_of(message.headers)), delivery_tag, self._entry(message, delivery_tag)
-            )
-            self._popped.answer = None  # however large it is
-        virtual.QoS.append(self, message, delivery_tag)
+            return
+        self._waits()
+        self._unnoted[delivery_tag] = self._entry(message, delivery_tag)
+        self._popped.answer = None  # however large it is
+        if not self._may_wait(delivery_tag):
+            self._trip(self._room(weight_of(message.headers)))
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledges with a turn that is due, or makes a trip for something else. After the channel was closed: at
@@ -124,8 +131,10 @@ class Intake(kombu_redis.QoS):
         if self.channel.closed:
             super().ack(delivery_tag)
             return
-        if not self._acked:
-            self._due = time.monotonic() + ACK_S
+        if self._unnoted.pop(delivery_tag, None) is not None:
+            self._delivered.pop(delivery_tag, None)
+            return
+        self._waits()
         if not self._may_wait(delivery_tag):
             self._due = 0.0
         self._acked.append(delivery_tag)
@@ -133,27 +142,29 @@ class Intake(kombu_redis.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Acknowledges, or puts back at once."""
         if requeue:
+            self.note()  # what is put back has to be there
             super().reject(delivery_tag, requeue=True)
         else:
             self.ack(delivery_tag)
 
     def turn(self) -> None:
-        """Acknowledges what is due, takes more where the queues seem to have more, and delivers it."""
+        """Notes what is due, takes more where the queues seem to have more, and delivers it."""
+        is_more = self._is_more or len(self._unnoted) >= POPS
         # While a blocking pop is on its way it takes the next message.
-        room = self._room() if self._is_more and not self.channel._in_poll else 0
-        if room > 0 or (self._acked and time.monotonic() >= self._due):
+        room = self._room() if is_more and not self.channel._in_poll else 0
+        if room > 0 or (self._has_notes and time.monotonic() >= self._due):
             self._trip(room)
         self._deliver()
 
-    def acknowledge(self) -> None:
-        """Acknowledges all that waits for it."""
-        if self._acked:
+    def note(self) -> None:
+        """Notes all that waits for it: what came, and what is acknowledged."""
+        if self._has_notes:
             self._trip(0)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Puts back what is not acknowledged, when the channel closes; it has closed its connections before."""
         with suppress(*self.channel.connection_errors):
-            self.acknowledge()
+            self.note()
         super().restore_unacked_once(stderr)
         self._pool.disconnect()
 
@@ -177,6 +188,15 @@ class Intake(kombu_redis.QoS):
         unacked = len(self._delivered) - len(self._dirty) - len(self._acked)
         return min(room, int(self.prefetch_count) + self._ahead() - unacked)
 
+    @property
+    def _has_notes(self) -> bool:
+        return bool(self._acked or self._unnoted)
+
+    def _waits(self) -> None:
+        """Something is to be noted; the first of that says until when it waits for others."""
+        if not self._has_notes:
+            self._due = time.monotonic() + LATE_S
+
     def _may_wait(self, delivery_tag: str) -> bool:
         headers = getattr(self._delivered.get(delivery_tag), "headers", None)
         return isinstance(headers, dict) and headers.get("task") in _CLAIMED
@@ -188,13 +208,16 @@ class Intake(kombu_redis.QoS):
             text = dumps(message._raw)
         return f"[{text}, {json.dumps(info['exchange'])}, {json.dumps(info['routing_key'])}]"
 
-    def _trip(self, room: int, *noted: str) -> None:
-        acked = tuple(self._acked)
+    def _trip(self, room: int) -> None:
+        acked, unnoted = tuple(self._acked), dict(self._unnoted)
+        entries = (part for entry in unnoted.items() for part in entry)
         queues = self.channel._queue_cycle.consume(len(self.channel.active_queues))
         room = max(room, 0) if queues else 0
         keys = self._keys.of(queues if room else ())
-        answer = self._run(keys, (time.time(), room, len(queues) or 1, len(acked), *acked, *noted))
+        answer = self._run(keys, (time.time(), room, len(queues) or 1, len(acked), *acked, *entries))
         del self._acked[: len(acked)]
+        for tag in unnoted:
+            self._unnoted.pop(tag, None)
         for tag in acked:
             self._delivered.pop(tag, None)
         taken = sum(self._arrive(queues[(at - 1) % len(queues)], raw) for at, raw in _pairs(answer))

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 from redis import Redis
 
-from mosaic_queues.advancing import Transition
+from mosaic_queues.advancing import OtherPlan, Transition
 from mosaic_queues.deliveries import Delivery
 from mosaic_queues.errors import ClaimLost, IllegalTransition, UnknownRun
 from mosaic_queues.history import History
@@ -144,6 +144,7 @@ class Ledger:
         serves: Sequence[str] = (),
         open_: Mapping[str, Sequence[str]] | None = None,
         fences: bool = False,
+        plan: str = "",
     ) -> Advance:
         """Records `done`, releases what they made ready, claims `claim` and up to `keep` of the released calls.
 
@@ -151,19 +152,24 @@ class Ledger:
             read: finished calls whose envelopes come back with the claims (at most some hundreds).
             open_: mailboxes of `claim` with the streams that they read: what they read first comes with their claims.
             fences: notes by which claim each call of `done` was held, to be read as `fence_of`.
+            plan: content hash of the plan that the run has to have; empty: whichever.
+
+        Raises:
+            OtherPlan: the run has another one.
         """
         transition = Transition(
-            run_id, holder, done, joins, usages, claim, read, keep, serves, open_ or {}, fences
+            run_id, holder, done, joins, usages, claim, read, keep, serves, open_ or {}, fences, plan
         )
         client = self._once if transition.claims else self.client
         keys = self.keys.run(run_id)
-        return self._advance_of(
-            transition, _ADVANCE(client, keys, transition.argument(), transition.envelopes())
-        )
+        answer = _ADVANCE(client, keys, transition.argument(), transition.envelopes())
+        advance = self._advance_of(transition, answer)
+        if isinstance(advance, Exception):
+            raise advance
+        return advance
 
     def advance_together(self, transitions: Sequence[Transition]) -> list[Advance | Exception]:
-        """`advance` for several runs, each a step of its own, all in one trip; an error of the server stands where an
-        answer would.
+        """`advance` for several runs, each a step of its own, all in one trip; an error stands where an answer would.
 
         Raises:
             redis.RedisError: the server does not answer; nobody knows which of them happened.
@@ -175,8 +181,10 @@ class Ledger:
             for each, answer in zip(transitions, answers, strict=True)
         ]
 
-    def _advance_of(self, asked: Transition, answer: Any) -> Advance:
+    def _advance_of(self, asked: Transition, answer: Any) -> Advance | OtherPlan:
         told, *found = answer
+        if not told:
+            return OtherPlan(f"run {asked.run_id} has not the plan {asked.plan}")
         outputs = {
             call: envelope for call, envelope in zip(asked.read, found, strict=False) if envelope is not None
         }

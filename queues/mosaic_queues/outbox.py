@@ -78,13 +78,15 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
         priority: int = 0,
+        plan: str = "",
     ) -> bool:
         """Publishes; False when the broker does not answer (the sweeper publishes later).
 
         Args:
             priority: 0 is the most urgent, as in Celery on Redis.
+            plan: content hash of the run's plan, for those who have it at hand.
         """
-        parcels = [(queue, Parcel(run_id, calls)) for queue, calls in _messages(groups, batch_size)]
+        parcels = [(queue, Parcel(run_id, calls, plan)) for queue, calls in _messages(groups, batch_size)]
         return not parcels or self._publish(run_id, parcels, priority)
 
     def publish_chord(
@@ -95,6 +97,7 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
         priority: int = 0,
+        plan: str = "",
     ) -> bool:
         """Publishes the calls of a fan-out as the header of a chord; False as `publish`.
 
@@ -105,7 +108,7 @@ class Outbox:
         if node is None:
             return True
         parcels = [
-            (member.options["queue"], Parcel(run_id, member.args[1], _membership(node, index)))
+            (member.options["queue"], Parcel(run_id, member.args[1], plan, _membership(node, index)))
             for index, member in enumerate(node.tasks)
         ]
         return self._publish(run_id, parcels, priority)
@@ -117,6 +120,7 @@ class Outbox:
         *,
         batch_size: BatchSize = one_call_a_message,
         priority: int = 0,
+        plan: str = "",
     ) -> list[Letter] | None:
         """The messages of calls, for a transition that puts them into their queues itself.
 
@@ -127,7 +131,7 @@ class Outbox:
             stencil = self._stencil_for_letters(run_id, queue, calls, priority)
             if stencil is None:
                 return None
-            text = stencil.text(Parcel(run_id, calls), sent_at)
+            text = stencil.text(Parcel(run_id, calls, plan), sent_at)
             found.append(Letter(calls[0], queue, f"{stencil.prefix}{stencil.key}", text))
         return found
 

@@ -16,6 +16,8 @@ import msgspec
 
 WEIGHT_HEADER = "mosaic_slots"
 """Header of a message that takes more than one slot of a worker that runs calls together: how many."""
+PLAN_HEADER = "mosaic_plan"
+"""Header with the content hash of the plan of a message's run: who has that at hand need not ask which one it is."""
 
 _encode = msgspec.json.encode
 
@@ -24,11 +26,13 @@ class Parcel(NamedTuple):
     """What one message carries.
 
     Attributes:
+        plan: content hash of the run's plan; empty: not known.
         group: the headers of a member of a chord.
     """
 
     run_id: str
     calls: Sequence[str]
+    plan: str = ""
     group: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
     def headers(self, sent_at: float) -> dict[str, Any]:
@@ -39,7 +43,8 @@ class Parcel(NamedTuple):
         """
         own: dict[str, Any] = {"root_id": self.run_id, "argsrepr": describe(self.run_id, self.calls)}
         weight = {WEIGHT_HEADER: len(self.calls)} if len(self.calls) > 1 else {}
-        return {**own, **self.group, "sent_at": sent_at, **weight}
+        plan = {PLAN_HEADER: self.plan} if self.plan else {}
+        return {**own, **self.group, "sent_at": sent_at, **weight, **plan}
 
 
 class Stencil:

@@ -127,16 +127,85 @@ def test_one_turn_acknowledges_and_takes_more(connection: Any, taker: Taker, red
     assert "cmdstat_multi" not in counts
 
 
-def take_a_call(connection: Any, taker: Taker) -> Message:
-    """Its acknowledgement may wait."""
+def pop_a_call(connection: Any, taker: Taker) -> Message:
+    """One that came and is not noted yet."""
     publish(connection, "a", 1, headers={"task": CALL_TASK})
-    taker.take()
+    connection.drain_events(timeout=5)
     return taker.got.pop()
+
+
+def take_a_call(connection: Any, taker: Taker) -> Message:
+    """One that is noted; its acknowledgement may wait."""
+    call = pop_a_call(connection, taker)
+    taker.intake.note()
+    return call
+
+
+@pytest.mark.usefixtures("patient")
+def test_calls_are_noted_and_others_taken_once_a_second_one_was_popped(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    publish(connection, "a", 4, headers={"task": CALL_TASK})
+    connection.drain_events(timeout=5)
+    assert taker.intake.can_consume()
+    assert (len(taker.got), left(redis_client)["unacked"]) == (1, 0)
+    connection.drain_events(timeout=5)
+    assert (len(taker.got), left(redis_client)["unacked"]) == (2, 0)
+    redis_client.config_resetstat()
+    assert taker.intake.can_consume()
+    assert (len(taker.got), left(redis_client)) == (4, {"a": 0, "b": 0, "unacked": 4})
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+
+def test_a_call_is_noted_when_it_has_waited(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "LATE_S", 0.0)
+    call = pop_a_call(connection, taker)
+    taker.intake.turn()
+    (entry,) = redis_client.hvals("unacked")
+    assert call.delivery_tag.encode() in entry
+
+
+def test_of_a_call_that_is_done_before_it_is_noted_nothing_ever_is(
+    connection: Any, taker: Taker, redis_client: Redis
+) -> None:
+    call = pop_a_call(connection, taker)
+    redis_client.config_resetstat()
+    call.ack()
+    taker.intake.note()
+    assert "cmdstat_evalsha" not in redis_client.info("commandstats")
+    assert left(redis_client) == {"a": 0, "b": 0, "unacked": 0}
+    assert not taker.intake.is_owing
+
+
+@pytest.mark.parametrize("how", ["requeue", "close"])
+def test_a_call_that_is_not_noted_is_put_back(
+    connection: Any, taker: Taker, redis_client: Redis, how: str
+) -> None:
+    call = pop_a_call(connection, taker)
+    if how == "requeue":
+        call.requeue()
+    else:
+        taker.channel.close()
+    assert left(redis_client) == {"a": 1, "b": 0, "unacked": 0}
+
+
+def test_a_call_is_noted_later_where_the_server_refuses(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pop_a_call(connection, taker)
+    with monkeypatch.context() as changed:
+        changed.setattr(taker.intake, "_run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            taker.intake.note()
+    taker.intake.note()
+    assert left(redis_client)["unacked"] == 1
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "ACK_S", 1000.0)
+    monkeypatch.setattr(intake, "LATE_S", 1000.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -170,7 +239,7 @@ def test_other_tasks_are_acknowledged_with_the_next_turn_and_calls_with_them(
 def test_an_acknowledgement_that_has_waited_goes_alone(
     connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "ACK_S", 0.0)
+    monkeypatch.setattr(intake, "LATE_S", 0.0)
     take_a_call(connection, taker).ack()
     taker.intake.turn()
     assert left(redis_client)["unacked"] == 0
@@ -244,7 +313,7 @@ def test_a_trip_within_a_trip_has_a_connection_of_its_own(
         used.append(connection)
         if len(used) == 1:
             taker.got[1].ack()
-            taker.intake.acknowledge()
+            taker.intake.note()
         return parse(client, connection, *args, **options)
 
     monkeypatch.setattr(Redis, "parse_response", interrupted)

@@ -46,10 +46,10 @@ def test_a_letter_is_what_the_outbox_would_send(
 ) -> None:
     with app_of(broker_url, **transport) as made:
         outbox = Outbox(made, ledger=redis_client)
-        letters = outbox.letters("run", [(QUEUE, [READER])], priority=priority)
+        letters = outbox.letters("run", [(QUEUE, [READER])], priority=priority, plan="hash")
         assert letters is not None
         assert redis_client.keys("*q*") == []
-        outbox.publish("run", [(QUEUE, [READER])], priority=priority)
+        outbox.publish("run", [(QUEUE, [READER])], priority=priority, plan="hash")
     (letter,) = letters
     (sent,) = redis_client.lrange(letter.key, 0, -1)
     assert alike(letter.text) == alike(sent)

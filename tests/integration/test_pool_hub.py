@@ -109,7 +109,7 @@ def unacked(client: Redis) -> int:
 def test_what_is_acknowledged_while_there_is_room_wakes_nobody_and_is_not_left(
     start: Callable[[int], Worker], redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "ACK_S", 0.0)
+    monkeypatch.setattr(intake, "LATE_S", 0.0)
     worker = start(2)
     worker.pool.call_in_hub(worker.take().ack)
     worker.pool.slots.give()
@@ -126,7 +126,7 @@ def test_it_looks_again_while_a_message_is_not_acknowledged(start: Callable[[int
     worker.hub.look()
     worker.hub.look()
     assert len(worker.hub.looks) == 1
-    assert worker.hub.delays_s == [intake.ACK_S] * 3
+    assert worker.hub.delays_s == [intake.LATE_S] * 3
 
 
 def test_what_is_left_while_the_broker_is_lost_is_done_when_there_is_one(
@@ -172,9 +172,11 @@ def test_room_that_is_made_after_the_loop_looked_has_it_look_again(start: Callab
 def test_a_warm_shutdown_acknowledges_what_waits_for_it(
     start: Callable[[int], Worker], redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "ACK_S", NEVER_S)
+    monkeypatch.setattr(intake, "LATE_S", NEVER_S)
     worker = start(2)
-    worker.pool.call_in_hub(worker.take().ack)
+    message = worker.take()
+    worker.intake.note()
+    worker.pool.call_in_hub(message.ack)
     worker.hub.look()
     assert unacked(redis_client) == 1
     worker.pool.stop()

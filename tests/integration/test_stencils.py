@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -15,11 +17,14 @@ from redis.exceptions import ResponseError
 
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.outbox import Outbox
-from mosaic_queues.stencils import WEIGHT_HEADER, Stencil
+from mosaic_queues.settings import Settings
+from mosaic_queues.stencils import PLAN_HEADER, WEIGHT_HEADER, Stencil
 from mosaic_queues.streams import Letter
 from mosaic_tasks import Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.strategy import strategy
+from mosaic_tasks.pool import TaskPool as AsyncPool
 
 pytestmark = pytest.mark.integration
 QUEUE, PREFIX = "q", "ns:"
@@ -47,8 +52,8 @@ def alike(raw: bytes) -> Any:
 def sent(client: Redis, outbox: Outbox, priority: int) -> list[Any]:
     """What is in the lists after a call, calls together, a fan-out and what closes it were published."""
     outbox.publish("run", [(QUEUE, ["0"])], priority=priority)
-    outbox.publish("run", [(QUEUE, CALLS), ("other", ["1"])], priority=priority, **PAIRED)
-    outbox.publish_chord("run", [(QUEUE, CALLS)], (QUEUE, ["0.c"]), priority=priority, **PAIRED)
+    outbox.publish("run", [(QUEUE, CALLS), ("other", ["1"])], priority=priority, plan="hash", **PAIRED)
+    outbox.publish_chord("run", [(QUEUE, CALLS)], (QUEUE, ["0.c"]), priority=priority, plan="hash", **PAIRED)
     outbox.publish("run", [(QUEUE, ["0.c"]), (QUEUE, ["2.m"])], priority=priority)
     keys = sorted(key for key in client.keys("*") if client.type(key) == b"list")
     found = [(key, [alike(raw) for raw in reversed(client.lrange(key, 0, -1))]) for key in keys]
@@ -253,6 +258,7 @@ def test_a_submission_is_one_trip_once_its_plan_is_stored(
     assert trips == ["trip"]
     assert published == []
     assert [message["headers"]["root_id"] for message in messages(redis_client)][-1] == run.id
+    assert messages(redis_client)[-1]["headers"][PLAN_HEADER] == run.record().plan
 
 
 @pytest.mark.usefixtures("mosaic_process")
@@ -291,3 +297,38 @@ def test_a_refused_letter_is_published(
     run = submit(Workflow.from_data(ECHO))
     assert len(published) == 1
     assert [message["headers"]["root_id"] for message in messages(redis_client)] == [run.id]
+
+
+@pytest.fixture
+def received(mosaic_process: Settings, redis_client: Redis) -> Any:
+    """The message of a run."""
+    submit(Workflow.from_data(ECHO))
+    (message,) = messages(redis_client)
+    return SimpleNamespace(payload=json.loads(base64.b64decode(message["body"])), headers=message["headers"])
+
+
+@pytest.mark.parametrize("forged", [None, ["a", "list"], 7, {}])
+def test_a_host_is_told_the_plan_that_a_message_names(
+    received: Any, monkeypatch: pytest.MonkeyPatch, forged: Any
+) -> None:
+    named, made = list[str](), list[Callable[[], object]]()
+    if forged is not None:
+        received.headers[PLAN_HEADER] = forged
+
+    def take(_run_id: str, _calls: list[str], acknowledge: Callable[[], object], *, plan: str) -> None:
+        named.append(plan)
+        acknowledge()
+
+    process = process_for(app)
+    monkeypatch.setattr(process, "host", SimpleNamespace(take=take))
+    pool = object.__new__(AsyncPool)
+    monkeypatch.setattr(pool, "call_in_hub", made.append)
+    consumer = SimpleNamespace(pool=pool, connection_errors=())
+    acknowledged: list[Any] = []
+    strategy(app.tasks["mosaic.call"], app, consumer)(
+        received, None, lambda *given: acknowledged.append(given)
+    )
+    record = process.ledger.run(received.headers["root_id"])
+    assert (named, acknowledged) == ([record.plan if forged is None else ""], [])
+    made.pop()()
+    assert len(acknowledged) == 1

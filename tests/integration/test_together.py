@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from mosaic_queues.advancing import Transition
+from mosaic_queues.advancing import OtherPlan, Transition
 from mosaic_queues.errors import RunFailed
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Done
@@ -65,6 +65,23 @@ def test_each_transition_has_its_own_answer(redis_client: Redis) -> None:
     assert [each.call for each in answers[1].claimed] == ["1"]
     assert answers[1].stale == ["0"]
     assert isinstance(answers[2], ResponseError)
+
+
+def test_a_run_that_has_another_plan_is_left_as_it_is(redis_client: Redis) -> None:
+    ledger = Ledger(redis_client)
+    first, second = opened(ledger), opened(ledger)
+    asked = [
+        Transition(first, "me", claim=["0"], plan="other"),
+        Transition(second, "me", claim=["0"], plan="p"),
+    ]
+    before = ledger.live_calls(first)
+    refused, answer = ledger.advance_together(asked)
+    assert isinstance(refused, OtherPlan)
+    assert not isinstance(answer, Exception)
+    assert [each.call for each in answer.claimed] == ["0"]
+    assert ledger.live_calls(first) == before
+    with pytest.raises(OtherPlan, match=f"run {first} has not the plan other"):
+        ledger.advance(first, **asked[0].options())
 
 
 # -- a host ------------------------------------------------------------------------------------------------------------
@@ -185,6 +202,66 @@ def test_the_plans_of_runs_that_came_together_are_asked_for_at_once(
         await_done(done, runs)
     assert [sorted(ids) for ids in asked] == [sorted(run.id for run in runs)]
     assert results(runs) == [1] * 5
+
+
+OTHER = ECHO | {
+    "name": "other",
+    "nodes": {"one": {"tool": "tests.integration.host_tools:meets", "with": {"x": 2, "n": 1}}},
+}
+
+
+@pytest.fixture
+def no_plans(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Which plan a run has is not known here; what asks for that."""
+    asked: list[Any] = []
+    for name in ("run", "plan_hashes"):
+        ask = getattr(process.ledger, name)
+        monkeypatch.setattr(
+            process.ledger, name, lambda what, ask=ask: asked.append(what) or ask(what)
+        )
+    return asked
+
+
+def test_a_host_need_not_ask_for_a_plan_that_a_message_names(
+    host: Host, process: Process, no_plans: list[Any]
+) -> None:
+    run, done = submit(Workflow.from_data(ECHO)), list[str]()
+    plan = process.plan_of(run.id).hash
+    process._plan_hashes.clear()
+    host.take(run.id, ["0"], lambda: done.append(run.id), plan=plan)
+    await_done(done, [run])
+    assert no_plans == []
+    assert process.knows_plan_of(run.id)
+    assert results([run]) == [1]
+
+
+def test_a_message_that_names_another_plan_changes_nothing(
+    host: Host, held: threading.Event, process: Process, no_plans: list[Any]
+) -> None:
+    """Nor does it keep the run's own message from being done, or a run that came with it."""
+    run, beside, other = (submit(Workflow.from_data(data)) for data in (ECHO, ECHO, OTHER))
+    done, own, wrong = list[str](), process.plan_of(run.id).hash, process.plan_of(other.id).hash
+    process._plan_hashes.clear()
+    for asked, plan in ((run, wrong), (beside, own), (run, own)):
+        host.take(asked.id, ["0"], lambda run_id=asked.id: done.append(run_id), plan=plan)  # type: ignore[misc]
+    held.set()
+    await_done(done, [run, beside, run])
+    assert no_plans == [[run.id]]
+    assert results([run, beside]) == [1, 1]
+    assert process.ledger.live_calls(run.id) == []
+    assert host._slots.used == 0
+
+
+def test_a_named_plan_that_does_not_know_the_call_is_asked_for(
+    host: Host, process: Process, no_plans: list[Any]
+) -> None:
+    run, other, done = submit(Workflow.from_data(ECHO)), submit(Workflow.from_data(OTHER)), list[str]()
+    wrong = process.plan_of(other.id).hash
+    process._plan_hashes.clear()
+    host.take(run.id, ["0", "7"], lambda: done.append(run.id), plan=wrong)
+    await_done(done, [run])
+    assert no_plans == [[run.id]]
+    assert results([run]) == [1]
 
 
 def test_a_run_that_is_gone_keeps_none_that_came_with_it(

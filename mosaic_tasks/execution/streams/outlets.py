@@ -15,7 +15,7 @@ from mosaic_queues.content import ContentKind, joined
 from mosaic_queues.streams import Flush, Piece
 from mosaic_queues.values import encode
 
-COALESCE_S = 0.02
+COALESCE_S = 0.04
 """Chunks wait for each other so long; the first one of a stream does not wait."""
 FLUSH_TEXT = 16_384
 """Characters that are published without waiting."""

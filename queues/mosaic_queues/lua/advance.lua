@@ -13,8 +13,10 @@
 --      open    {{mailbox, {streams}}}, limit   of `claim`: what they would read first comes with their claims
 --      keep, serves   how many newly ready calls to claim, on which queues
 --      fences  whether to note by which claim each of `done` was held
--- Returns a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool,
+--      plan    content hash of the plan that the run has to have, or an empty text
+-- Returns {nothing} where the run has another plan, otherwise a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool,
 -- dropped = {{id, fence, holder}}: shadows of the finished calls, waited = {{id, ms}}: how long calls of `claim` were ready} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
+if arg.plan ~= '' and redis.call('HGET', RUN, 'plan') ~= arg.plan then return {cmsgpack.pack({})} end
 local events, stale, counts = {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end

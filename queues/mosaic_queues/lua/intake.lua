@@ -2,7 +2,7 @@
 -- KEYS: unacked (hash), its index (sorted set), then the lists of the queues, the most urgent priority first and within
 --   a priority in the order of the consumer's turns.
 -- ARGV: now (Unix seconds), room (how much may be taken), queues (lists of one priority), acknowledged (count), their
---   tags, then perhaps the tag and the entry of a message that came and is to be noted.
+--   tags, then tag and entry of each message that came and is to be noted.
 -- A message weighs what its header `mosaic_slots` says, a whole number of at least 1, otherwise 1. What is taken is noted as unacked in the same step, as
 -- kombu notes it: a message is never in neither place.
 -- Returns {index of the list, message, ...} of what was taken.
@@ -19,7 +19,7 @@ for i = 5, 4 + count do
   redis.call('ZREM', index, ARGV[i])
   redis.call('HDEL', unacked, ARGV[i])
 end
-if ARGV[5 + count] then note(ARGV[5 + count], ARGV[6 + count]) end
+for i = 5 + count, #ARGV, 2 do note(ARGV[i], ARGV[i + 1]) end
 
 local taken = {}
 
