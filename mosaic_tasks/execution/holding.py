@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.advancing import Transition
+from mosaic_queues.errors import ClaimLost
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import (
     EPOCH,
@@ -54,12 +56,14 @@ class Finished:
 
     Attributes:
         values: by call, under which name its envelope is at hand for later calls once it is recorded.
+        publish: by call, what publishes its last chunks, should they not follow on what the server has.
     """
 
     done: list[Done] = field(default_factory=list)
     joins: dict[str, JoinStep] = field(default_factory=dict)
     usages: list[Usage] = field(default_factory=list)
     values: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    publish: dict[str, Callable[[], object]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.done or self.usages)
@@ -75,6 +79,15 @@ class Finished:
         self.usages[:0] = earlier.usages
         self.joins = earlier.joins | self.joins
         self.values = earlier.values | self.values
+        self.publish = earlier.publish | self.publish
+
+    def unrecorded(self, calls: Sequence[str]) -> Finished:
+        """These calls, once their last chunks were published apart; they run again where that could not be done."""
+        done = [item._replace(flushes=()) for item in self.done if item.call in calls]
+        for item in done:
+            with suppress(RedisError, ClaimLost):
+                self.publish[item.call]()
+        return Finished(done, self.joins, values=self.values)
 
 
 class Holding:
@@ -182,6 +195,11 @@ class Holding:
         )
 
     def _noted(self, finished: Finished, answer: Advance) -> Advance:
+        if answer.gaps:
+            log.warning("drive.gap", what="chunks were lost, they are sent again", calls=answer.gaps)
+            again = finished.unrecorded(answer.gaps)
+            with self.lock:
+                self.finished.put_back(again)
         for call in answer.stale:
             finished.values.pop(call, None)
         for shadow in answer.dropped:

@@ -6,14 +6,14 @@ import math
 import os
 import random
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from mosaic_queues.errors import CallError, CallRevoked, CallTimeout, ClaimLost, MosaicError, PayloadError
-from mosaic_queues.streams import Drain
+from mosaic_queues.streams import Drain, Flush
 from mosaic_queues.texts import bounded, visible
 from mosaic_queues.transitions import Claim, Field, Mark, Usage
 from mosaic_tasks.execution.prepared import CallId, PreparedNode
@@ -50,10 +50,14 @@ class Ending(NamedTuple):
     Attributes:
         marks: for those who read its streams.
         fields: the parts of its output that calls wait for.
+        flushes: the last chunks of its streams.
+        publish: publishes these, and what they follow on, should the server have lost that.
     """
 
     marks: Sequence[Mark] = ()
     fields: Sequence[Field] = ()
+    flushes: Sequence[Flush] = ()
+    publish: Callable[[], object] | None = None
 
 
 class Value(NamedTuple):

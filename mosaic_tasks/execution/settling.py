@@ -140,8 +140,10 @@ class Settling:
         kind: DoneKind = "skipped" if skipped else "done"
         with self._holding.lock:
             self._holding.finished.done.append(
-                Done(claim.call, claim.fence, envelope, kind, self._plan.raised(call), *ending)
+                Done(claim.call, claim.fence, envelope, kind, self._plan.raised(call), *ending[:3])
             )
+            if ending.flushes and ending.publish is not None:
+                self._holding.finished.publish[claim.call] = ending.publish
             if usage is not None:
                 self._holding.finished.usages.append(usage)
             self._holding.finished.joins.update((step.name, step) for step in steps)

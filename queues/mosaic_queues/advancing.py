@@ -43,7 +43,7 @@ class Transition(NamedTuple):
         fields = [(place, field) for place, item in enumerate(self.done, 1) for field in item.fields]
         return {
             "holder": self.holder,
-            "done": [(item.call, item.fence, item.kind, item.joins, item.marks) for item in self.done],
+            "done": [_done(item) for item in self.done],
             "fields": [(place, field.name, field.joins) for place, field in fields],
             "joins": self.joins,
             "notes": [_usage_event(usage) for usage in self.usages],
@@ -58,9 +58,16 @@ class Transition(NamedTuple):
         }
 
     def envelopes(self) -> list[bytes]:
-        """Of finished calls, and then of their fields."""
-        fields = [field for item in self.done for field in item.fields]
-        return [item.envelope for item in self.done] + [field.envelope for field in fields]
+        """Of finished calls, then of their fields, and then of their chunks."""
+        fields = [field.envelope for item in self.done for field in item.fields]
+        chunks = [chunk.data for item in self.done for flush in item.flushes for chunk in flush.chunks]
+        return [item.envelope for item in self.done] + fields + chunks
+
+
+def _done(item: Done) -> tuple[Any, ...]:
+    """As the script takes it."""
+    flushes = [flush.argument() for flush in item.flushes]
+    return item.call, item.fence, item.kind, item.joins, item.marks, flushes
 
 
 def _usage_event(usage: Usage) -> tuple[Any, ...]:

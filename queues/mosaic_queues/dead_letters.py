@@ -18,6 +18,7 @@ from redis import Redis
 
 from mosaic_queues.broker import is_redis, see_all_levels
 from mosaic_queues.errors import InputError
+from mosaic_queues.intake import Intake
 from mosaic_queues.settings import settings
 from mosaic_queues.topology import topology
 
@@ -76,6 +77,8 @@ class DeadLetters:
         Raises:
             RedisError: neither was done.
         """
+        if isinstance(self._channel.qos, Intake):
+            self._channel.qos.note()  # else it looks as if somebody else had it
         return self._bury(letter_of(message, reason, worker=worker), tag=message.delivery_tag)
 
     def _bury(self, letter: DeadLetter, *, tag: str) -> bool:

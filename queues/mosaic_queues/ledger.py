@@ -196,12 +196,13 @@ class Ledger:
         return self._advanced(asked.run_id, told)._replace(outputs=outputs, opened=opened)
 
     def _advanced(self, run_id: str, answer: Any) -> Advance:
-        stale, claimed, ready, closed, dropped, *waited = answer
+        stale, claimed, ready, closed, dropped, *more = answer
+        waited, gaps = more or ((), ())
         self._recall(run_id, [(holder, [call]) for call, _, holder in dropped if holder])
         shadows = [Claim(call, int(fence), 0, 0) for call, fence, _ in dropped]
-        waited_ms = {call: int(ms) for call, ms in (waited[0] if waited else ())}
+        waited_ms = {call: int(ms) for call, ms in waited}
         claims = [Claim(*claim) for claim in claimed]
-        return Advance(stale, claims, ready, closed, dropped=shadows, waited_ms=waited_ms)
+        return Advance(stale, claims, ready, closed, dropped=shadows, waited_ms=waited_ms, gaps=gaps)
 
     def expand(
         self,

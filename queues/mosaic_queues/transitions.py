@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from mosaic_queues.streams import Drain
+from mosaic_queues.streams import Drain, Flush
 
 RunStatus = Literal["running", "done", "failed", "cancelled"]
 CallState = Literal["ready", "delayed", "claimed", "idle"]
@@ -49,7 +49,8 @@ class Field(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A finished call: its envelope, the names of the joins that it raises, and what it tells those who read along."""
+    """A finished call: its envelope, the names of the joins that it raises, and what it tells those who read along: the
+    last chunks of its streams, before their marks."""
 
     call: str
     fence: int
@@ -58,6 +59,7 @@ class Done(NamedTuple):
     joins: Sequence[str]
     marks: Sequence[Mark] = ()
     fields: Sequence[Field] = ()
+    flushes: Sequence[Flush] = ()
 
 
 class Usage(NamedTuple):
@@ -167,6 +169,7 @@ class Advance(NamedTuple):
         dropped: shadows of the finished calls, which nobody needs any more: claims of them, or those that would have
             come next.
         waited_ms: of claimed calls that were ready before, for how long.
+        gaps: calls that are not recorded yet, since the server has lost what they said before their last chunks.
     """
 
     stale: list[str]
@@ -177,6 +180,7 @@ class Advance(NamedTuple):
     opened: Mapping[str, Drain] = {}
     dropped: Sequence[Claim] = ()
     waited_ms: Mapping[str, int] = {}
+    gaps: Sequence[str] = ()
 
 
 class LiveCall(NamedTuple):

@@ -92,11 +92,15 @@ class Producer:
 
     def end(self, claim: Claim, publication: Publication, items: Sequence[Any]) -> list[str]:
         """Closes the producer; answers with the calls that were refused."""
-        marks = publication.finish()
+        marks, flushes = publication.finish()
         envelope = self.process.payloads.pack(self.run.id, list(items))
-        done = Done("0", claim.fence, envelope, "done", self.plan.raised(CallId("0")), marks)
+        done = Done("0", claim.fence, envelope, "done", self.plan.raised(CallId("0")), marks, (), flushes)
         steps = self.plan.steps(CallId("0"))
-        return self.ledger.advance(self.run.id, holder="me", done=[done], joins=steps).stale
+        answer = self.ledger.advance(self.run.id, holder="me", done=[done], joins=steps)
+        if answer.gaps:  # as whoever holds it does
+            publication.flush()
+            return self.end(claim, publication, items)
+        return answer.stale
 
     def kinds(self) -> list[str]:
         return [chunk.kind for chunk in self.ledger.chunks(self.run.id, "0")]
@@ -109,8 +113,44 @@ def test_a_producer_ends_once() -> None:
     publication = producer.publication(claim)
     publication.items([1, 2])
     assert producer.end(claim, publication, [1, 2]) == []
-    assert producer.end(claim, publication, [1, 2]) == ["0"]
+    with pytest.raises(ClaimLost):
+        producer.end(claim, publication, [1, 2])
     assert producer.kinds() == ["item", "end"]
+
+
+@pytest.fixture
+def no_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is published but what is flushed."""
+    monkeypatch.setattr("mosaic_tasks.execution.streams.publisher.Publisher.due", lambda *_, **__: None)
+
+
+def partly_published() -> tuple[Producer, Claim, Publication]:
+    producer = Producer()
+    claim = producer.claim()
+    publication = producer.publication(claim)
+    publication.items([1])
+    publication.flush()
+    publication.items([2, 3])
+    return producer, claim, publication
+
+
+@keeps_publisher
+@pytest.mark.usefixtures("no_publisher")
+def test_the_last_chunks_go_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trip is made for them."""
+    producer, claim, publication = partly_published()
+    monkeypatch.setattr(producer.ledger, "publish", lambda _deliveries: 1 / 0)
+    assert producer.end(claim, publication, [1, 2, 3]) == []
+    assert producer.kinds() == ["item", "item", "end"]
+
+
+@keeps_publisher
+@pytest.mark.usefixtures("no_publisher")
+def test_the_last_chunks_of_a_call_that_is_lost_are_not_published() -> None:
+    producer, claim, publication = partly_published()
+    lost = claim._replace(fence=claim.fence + 1)
+    assert producer.end(lost, publication, [1, 2, 3]) == ["0"]
+    assert producer.kinds() == ["item"]
 
 
 @keeps_publisher

@@ -14,7 +14,10 @@ from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks.definition.plan import Batch
 from mosaic_tasks.execution.endings import Endings
+from mosaic_tasks.execution.holding import Holding
+from mosaic_tasks.execution.outcomes import Value
 from mosaic_tasks.execution.prepared import CallId
+from mosaic_tasks.execution.settling import Settling
 from mosaic_tasks.execution.streams.consuming import Applied, Folding, Mailbox, Stores
 from mosaic_tasks.execution.streams.publishing import Publication
 from tests.integration.stream_runs import agent, tool
@@ -53,6 +56,38 @@ def claimed(producer: Producer, call: str) -> Claim:
 
 
 # -- producers -------------------------------------------------------------------------------------------------------
+
+
+@keeps_publisher
+def test_a_call_whose_end_does_not_follow_is_recorded_once_all_of_it_was_said_again(
+    redis_client: Redis,
+) -> None:
+    """It has run, so it need not run again."""
+    producer = Producer()
+    holding = Holding(producer.process, producer.run.id, producer.plan, ["0"])
+    holding.advance()
+    claim = holding.next_claim()
+    assert claim is not None
+    publication = Publication(
+        producer.process, producer.run.id, producer.plan, claim, holder=holding.claimant
+    )
+    publication.items([0, 1])
+    publication.flush()
+    before = Snapshot(redis_client, producer)
+    publication.items([2, 3])
+    publication.flush()
+    before.restore()
+    publication.items([4])
+    ending = holding.execution.endings.of_value(CallId("0"), list(range(5)), publication)
+    assert ending.flushes
+    envelope = producer.process.payloads.pack(producer.run.id, list(range(5)))
+    Settling(holding).settle(claim, Value(envelope, "", ending), 0.1)
+    while holding.finished:
+        holding.advance()
+    assert said(producer) == list(range(5))
+    assert producer.kinds()[-1] == "end"
+    assert {chunk.attempt for chunk in producer.ledger.chunks(producer.run.id, "0")} == {claim.fence}
+    assert "0" not in {live.call for live in producer.ledger.live_calls(producer.run.id)}
 
 
 @keeps_publisher
@@ -146,7 +181,7 @@ def test_a_part_that_was_announced_is_announced_again_at_the_end(redis_client: R
     ending = Endings(producer.process, producer.run.id, producer.plan).of_value(
         CallId("0"), {"revenue": 12}, publication
     )
-    done = Done("0", claim.fence, b"\x00\xc0", "done", producer.plan.raised(CallId("0")), *ending)
+    done = Done("0", claim.fence, b"\x00\xc0", "done", producer.plan.raised(CallId("0")), *ending[:3])
     steps = producer.plan.steps(CallId("0"))
     producer.ledger.advance(producer.run.id, holder="me", done=[done], joins=steps)
     assert claimed(producer, "1")
@@ -162,7 +197,7 @@ def test_a_call_whose_last_chunks_were_lost_before_it_was_recorded_runs_again(re
     publication.flush()
     before = Snapshot(redis_client, producer)
     publication.items([2])
-    publication.finish()
+    publication.flush()
     before.restore()
     ended = producer.end(claim, publication, [0, 1, 2])
     assert ended == [claim.call]
@@ -391,7 +426,7 @@ class FanOut(Producer):
         envelope = self.process.payloads.pack(self.run.id, call.item)
         endings = Endings(self.process, self.run.id, self.plan)
         ending = endings.of_value(call, call.item)
-        done = Done(claim.call, claim.fence, envelope, "done", self.plan.raised(call), *ending)
+        done = Done(claim.call, claim.fence, envelope, "done", self.plan.raised(call), *ending[:3])
         self.ledger.advance(self.run.id, holder="me", done=[done], joins=self.plan.steps(call))
 
 

@@ -34,7 +34,7 @@ from mosaic_queues.events import read_events
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.payloads import PayloadStore
 from mosaic_queues.settings import settings as process_settings
-from mosaic_queues.streams import Drain
+from mosaic_queues.streams import Drain, Flush
 from mosaic_queues.transitions import Claim, Done, Mark
 from mosaic_tasks.definition.plan import Batch, Edge, NodePlan, Plan, Ref, link
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
@@ -348,12 +348,14 @@ class StreamMachine(RuleBasedStateMachine):
             attempt.said = attempt.said[: repaired[0]] + tail
             attempt.publication.settle(attempt.said)
         self.content, self.producer = attempt.said, None
-        self.finish(attempt.claim, self.pack(self.content), attempt.publication.finish())
+        self.finish(attempt.claim, self.pack(self.content), *attempt.publication.finish())
 
-    def finish(self, claim: Claim, envelope: bytes, marks: Sequence[Mark] = ()) -> bool:
+    def finish(
+        self, claim: Claim, envelope: bytes, marks: Sequence[Mark] = (), flushes: Sequence[Flush] = ()
+    ) -> bool:
         """Records a call; twice, as when the first answer was lost. Whether it was not stale."""
         call = CallId(claim.call)
-        done = Done(claim.call, claim.fence, envelope, "done", self.plan.raised(call), marks)
+        done = Done(claim.call, claim.fence, envelope, "done", self.plan.raised(call), marks, (), flushes)
         steps = self.plan.steps(call)
         stale = self.ledger.advance(self.run_id, holder="p", done=[done], joins=steps).stale
         assert self.ledger.advance(self.run_id, holder="p", done=[done], joins=steps).stale == [claim.call]

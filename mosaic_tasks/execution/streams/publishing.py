@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from mosaic_queues.content import ContentKind, content_of, nothing
 from mosaic_queues.deliveries import Delivery
-from mosaic_queues.errors import ClaimLost, IllegalTransition
+from mosaic_queues.errors import ClaimLost, IllegalTransition, PayloadError
 from mosaic_queues.streams import Flush, Letter
 from mosaic_queues.transitions import UNDONE, Claim, Field, JoinStep, Mark
 from mosaic_tasks.definition.plan import Path
@@ -322,18 +322,41 @@ class Publication:
     def _unpack(self, envelopes: Sequence[bytes]) -> list[Any]:
         return self._process.payloads.unpack_many(self._run_id, envelopes)
 
-    def finish(self) -> list[Mark]:
-        """The call ended well: publishes the rest, and returns the marks that end its streams with the call."""
+    def finish(self) -> tuple[list[Mark], Sequence[Flush]]:
+        """The call ended well.
+
+        Returns:
+            What the transition that records the call carries: the marks that end its streams, and before these what
+            waits to be published, unless something was to be published before it.
+        """
         kind: ContentKind = "text" if self._plan.plan.nodes[self._number].publishes == "text" else "item"
         for path in self._plan.ended_paths(self._number):
             self.outlet(path, "item" if path else kind)
         with self._lock:
             for outlet in self._outlets.values():
                 outlet.end()
-        self.flush()
-        return [
+        flushes = self._last()
+        if flushes is None:
+            self.flush()
+        marks = [
             Mark(each.stream, "end", each.position, 0, each.readers, True) for each in self._outlets.values()
         ]
+        return marks, flushes or ()
+
+    def _last(self) -> Sequence[Flush] | None:
+        """All that waits, which stays a batch until the call is recorded; None where there is one already, or a field
+        to be announced."""
+        with self._flushing:
+            self._check()
+            if self._batches or self._fields:
+                return None
+            try:
+                self._take(all_=True)
+            except PayloadError as error:
+                self._error = error
+                raise
+            [(flushes, _, _)] = self._batches
+            return flushes
 
     # -- readers that are slower -----------------------------------------------------------------------------------
 

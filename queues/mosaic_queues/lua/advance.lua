@@ -1,9 +1,11 @@
 -- Records finished calls, releases what they made ready, and claims calls for the same process.
 -- arg: holder
---      done    {{id, fence, kind, {joins}, {marks}}}   kind: the event to record, done or skipped; the envelope of the
+--      done    {{id, fence, kind, {joins}, {marks}, {flushes}}}   kind: the event to record, done or skipped; the envelope of the
 --              first is ARGV[2], and so on; marks {{stream, kind, offset, count, {readers}, follows}}: chunks without data, of
 --              streams that these calls end or add an item to; one that follows on the last chunk, and does not since the server
---              lost what was published, has its call run again instead: the next attempt publishes what is missing
+--              lost what was published, has its call run again instead: the next attempt publishes what is missing; flushes: the
+--              last chunks before the marks, as in publish.lua, with their data behind the fields; where one does not follow on
+--              what is there, the call is left as it is
 --      fields  {{place in done, name, {joins}}}   parts of outputs that are waited for; their envelopes follow those of done
 --      joins   {{join, size, {{queue, {ids}}} | false}}   what each raised join releases; false: the run ends
 --      claim   {ids}   calls of the message to claim now
@@ -14,14 +16,15 @@
 --      keep, serves   how many newly ready calls to claim, on which queues
 --      fences  whether to note by which claim each of `done` was held
 --      plan    content hash of the plan that the run has to have, or an empty text
--- Returns {nothing} where the run has another plan, otherwise a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}}, ready = {{queue, {ids}}}, closed = bool,
--- dropped = {{id, fence, holder}}: shadows of the finished calls, waited = {{id, ms}}: how long calls of `claim` were ready} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
+-- Returns {nothing} where the run has another plan, otherwise a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}},
+-- ready = {{queue, {ids}}}, closed = bool, dropped = {{id, fence, holder}}: shadows of the finished calls, waited = {{id, ms}}: how
+-- long calls of `claim` were ready, gaps = {ids}: calls whose flushes do not follow} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
 if arg.plan ~= '' and redis.call('HGET', RUN, 'plan') ~= arg.plan then return {cmsgpack.pack({})} end
-local events, stale, counts = {}, {}, {}
+local events, stale, counts, woken = {}, {}, {}, {}
 local ids, marks = {}, {}
 for i, item in ipairs(arg.done) do ids[i] = item[1] end
 local found = #ids > 0 and states(ids) or {}
-local gone, outputs, marks_of, is_done, again, shadows = {}, {}, {}, {}, {}, {}
+local gone, outputs, marks_of, is_done, again, shadows, gaps = {}, {}, {}, {}, {}, {}, {}
 
 -- Whether all that a call has published is there.
 local function are_whole(its_marks)
@@ -31,10 +34,15 @@ local function are_whole(its_marks)
   return true
 end
 
+local chunk = #arg.done + #(arg.fields or {}) + 2
 for i, item in ipairs(arg.done) do
   local id, fence, kind, joins = unpack(item)
   local is_ours = is_held(found[i], fence)
-  if is_ours and are_whole(item[5]) then
+  local first = chunk
+  for _, flush in ipairs(item[6]) do chunk = chunk + #flush[4] end
+  if is_ours and not append_flushes(id, fence, item[6], first, woken) then
+    gaps[#gaps + 1] = id
+  elseif is_ours and are_whole(item[5]) then
     gone[#gone + 1] = id
     if found[i][HEDGED] then shadows[#shadows + 1] = id .. SHADOW end
     local name = string.match(id, '^([%d@]+)%.[cm]$') or id   -- a close or mailbox writes its node's output
@@ -69,7 +77,6 @@ if #arg.notes > 0 and redis.call('EXISTS', RUN) == 1 then
   end
 end
 
-local woken = {}
 for _, mark in ipairs(marks_of) do
   local id, fence, chunk = mark[1], mark[2], mark[3]
   append(chunk[1], {chunk[2], id, fence, 0, chunk[3], chunk[4]}, '')
@@ -108,7 +115,7 @@ for _, group in ipairs(woken) do ready[#ready + 1] = group end
 for _, claim in ipairs(kept) do claimed[#claimed + 1] = claim end
 in_slices('HDEL', CALLS, gone)   -- last: an emptied hash would lose its expiry
 for _, pair in ipairs(waited) do pair[2] = now - pair[2] end
-local answer = {cmsgpack.pack({stale, claimed, ready, false, dropped, waited})}
+local answer = {cmsgpack.pack({stale, claimed, ready, false, dropped, waited, gaps})}
 if #claimed == 0 then return answer end
 if #arg.read > 0 then
   for i, envelope in ipairs(redis.call('HMGET', OUT, unpack(arg.read))) do answer[i + 1] = envelope end
