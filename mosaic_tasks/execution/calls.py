@@ -210,12 +210,13 @@ class Execution:
         """The value, or a failure when it cannot be stored; a server that is away is no failure of the call."""
         try:
             ending = self.endings.of_value(work.call, result, publication)
-            self._publications.pop(work.claim, None)
-            return self._value(result, ending)._replace(usage=usage)
+            value = self._value(result, ending)._replace(usage=usage)
         except ClaimLost as error:
             return Unrecorded(str(error), usage, is_lost=True)
         except PayloadError as error:
             return failure(work.node, work.claim, error)._replace(usage=usage)
+        self._publications.pop(work.claim, None)
+        return value
 
     def _run_task(self, work: Work) -> Any:
         app = self.process.app
@@ -412,7 +413,7 @@ _latest = _Latest()
 def execution_of(process: Process, run_id: str, plan: PreparedPlan, *, epoch: int = 0) -> Execution:
     """The execution of a run in this thread. The latest is kept: a fan-out's next message reads the same list."""
     latest = _latest.execution
-    is_other = latest is None or (latest.run_id, latest.process, latest.plan) != (run_id, process, plan)
-    if latest is None or is_other or latest.epoch < epoch:
+    is_same = latest is not None and (latest.run_id, latest.process, latest.plan) == (run_id, process, plan)
+    if latest is None or not is_same or latest.epoch < epoch:
         latest = _latest.execution = Execution(process, run_id, plan, epoch=epoch)
     return latest

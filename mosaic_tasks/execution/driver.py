@@ -177,7 +177,8 @@ class Drive:
         for work in list(running.works):
             reason = running.reason or timed_out(work.node)
             self._settling.fail(work.claim, failure(work.node, work.claim, reason))
-        self._holding.commit()
+        while self._holding.finished:
+            self._holding.commit()
         names = [work.node.name for work in running.works]
         log.critical(
             "drive.stuck", what="calls cannot be interrupted, the process ends", run=self._run_id, nodes=names

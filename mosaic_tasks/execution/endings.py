@@ -65,7 +65,7 @@ class Endings:
     def _published(self, publication: Publication, parts: list[Field]) -> Ending:
         """The ending of a call that published: only what was not announced is left."""
         marks, flushes = publication.finish()
-        return Ending(marks, publication.open_parts(parts), flushes, publication.flush)
+        return Ending(marks, publication.open_parts(parts), flushes, publication)
 
     def _marks(self, call: CallId, value: Any) -> list[Mark]:
         """The ends of the streams of a call that published nothing; of an item, its place in its node's stream."""

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +19,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from mosaic_queues.advancing import Transition
-from mosaic_queues.errors import ClaimLost
+from mosaic_queues.errors import MosaicError
 from mosaic_queues.streams import Drain
 from mosaic_queues.transitions import (
     EPOCH,
@@ -33,6 +32,7 @@ from mosaic_queues.transitions import (
     route_of,
 )
 from mosaic_tasks.execution.calls import execution_of
+from mosaic_tasks.execution.outcomes import Published
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import Process
 from mosaic_tasks.execution.sharing import TOGETHER, calls_to_keep, claim_size
@@ -56,14 +56,14 @@ class Finished:
 
     Attributes:
         values: by call, under which name its envelope is at hand for later calls once it is recorded.
-        publish: by call, what publishes its last chunks, should they not follow on what the server has.
+        publications: by call, what it has said.
     """
 
     done: list[Done] = field(default_factory=list)
     joins: dict[str, JoinStep] = field(default_factory=dict)
     usages: list[Usage] = field(default_factory=list)
     values: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    publish: dict[str, Callable[[], object]] = field(default_factory=dict)
+    publications: dict[str, Published] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.done or self.usages)
@@ -79,15 +79,16 @@ class Finished:
         self.usages[:0] = earlier.usages
         self.joins = earlier.joins | self.joins
         self.values = earlier.values | self.values
-        self.publish = earlier.publish | self.publish
+        self.publications = earlier.publications | self.publications
 
-    def unrecorded(self, calls: Sequence[str]) -> Finished:
-        """These calls, once their last chunks were published apart; they run again where that could not be done."""
-        done = [item._replace(flushes=()) for item in self.done if item.call in calls]
-        for item in done:
-            with suppress(RedisError, ClaimLost):
-                self.publish[item.call]()
-        return Finished(done, self.joins, values=self.values)
+    def without_flushes(self, calls: Sequence[str]) -> Finished:
+        """These calls, whose last chunks go apart."""
+        return Finished(
+            [item._replace(flushes=()) for item in self.done if item.call in calls],
+            self.joins,
+            values={call: value for call, value in self.values.items() if call in calls},
+            publications={call: said for call, said in self.publications.items() if call in calls},
+        )
 
 
 class Holding:
@@ -196,17 +197,29 @@ class Holding:
 
     def _noted(self, finished: Finished, answer: Advance) -> Advance:
         if answer.gaps:
-            log.warning("drive.gap", what="chunks were lost, they are sent again", calls=answer.gaps)
-            again = finished.unrecorded(answer.gaps)
-            with self.lock:
-                self.finished.put_back(again)
-        for call in answer.stale:
+            self._say_again(finished.without_flushes(answer.gaps))
+        for call in (*answer.stale, *answer.gaps):
             finished.values.pop(call, None)
+        for call, said in finished.publications.items():
+            if call not in answer.gaps:
+                said.abandon()
         for shadow in answer.dropped:
             self.execution.release(shadow)
         for name, envelope in finished.values.values():
             self.process.remember_value(self.run_id, self.execution.epoch, name, envelope)
         return answer
+
+    def _say_again(self, unrecorded: Finished) -> None:
+        """The server has lost what these calls said before their last chunks. They are recorded once it is said again;
+        where it cannot be, they run again, as the ledger finds that it is not there."""
+        for call, said in unrecorded.publications.items():
+            log.warning("drive.gap", what="chunks were lost, they are sent again", run=self.run_id, call=call)
+            try:
+                said.flush()
+            except (RedisError, MosaicError) as error:
+                log.warning("drive.unsaid", what="they cannot be sent", run=self.run_id, error=str(error))
+        with self.lock:
+            self.finished.put_back(unrecorded)
 
     def _sent(self, calls: Sequence[str]) -> list[str]:
         """Under which names it is recorded where the router sent these calls; each time anew, for that may change."""

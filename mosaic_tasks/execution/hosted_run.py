@@ -112,10 +112,8 @@ class HostedRun(Holding):
     Each transition claims in a name of its own, so that letting go of what a lost answer claimed touches nothing that
     runs.
 
-    Args:
-        is_sure: that the run has this plan; else the first transition asks.
-
     Attributes:
+        is_sure: whether it is known that the run has this plan; else the first transition asks.
         flights: what runs on the loop.
         landed: what has run and is not settled, with its outcome, or what is left to do for it.
         retry_at: monotonic time before which the server is not asked again.
@@ -125,7 +123,7 @@ class HostedRun(Holding):
         self, process: Process, run_id: str, plan: PreparedPlan, *, slots: Slots, is_sure: bool = True
     ) -> None:
         super().__init__(process, run_id, plan, ())
-        self._is_sure = is_sure
+        self.is_sure = is_sure
         self.settling = Settling(self)
         self.flights: dict[Claim, Flight] = {}
         self.landed: deque[tuple[Flight, Outcome | Callable[[], Outcome]]] = deque()
@@ -195,7 +193,7 @@ class HostedRun(Holding):
 
     def _asked(self, finished: Finished, wanted: Sequence[str], keep: int) -> Transition:
         asked = super()._asked(finished, wanted, keep)
-        return asked if self._is_sure else asked._replace(plan=self.plan.hash)
+        return asked if self.is_sure else asked._replace(plan=self.plan.hash)
 
     def again(self, transition: Callable[[int], Advance]) -> Advance:
         """As in `Holding`; what it has claimed under other names, and what waits, stays."""
@@ -211,8 +209,8 @@ class HostedRun(Holding):
         """Seats what a transition claimed, publishes what it made ready. What it was asked for and has not claimed is
         somebody else's."""
         super().take(answer)
-        if not self._is_sure:
-            self._is_sure = True
+        if not self.is_sure:
+            self.is_sure = True
             self.process.remember_plan(self.run_id, self.plan)
         asked, self._claiming = self._claiming, []
         claims = {claim.call: claim for claim in answer.claimed}
@@ -301,10 +299,11 @@ class HostedRun(Holding):
         self.close_recorded()
 
     def withdraw(self) -> list[tuple[str, Callable[[], object]]]:
-        """The calls that wait, which keep their slots, each with what tells its messages that it is over; the run has
-        another plan, so nothing of it is here any more."""
+        """The calls that wait, which keep their slots, each with what tells its messages that it is over: nothing else
+        of the run is here, and these are no more."""
         waiting, self._waiting = self._waiting, {}
         self.given.clear()
+        self.close_recorded()
         return [(call, partial(_close, waits.tickets, call)) for call, waits in waiting.items()]
 
     def hand_back_late(self, since: float) -> bool:
@@ -320,7 +319,8 @@ class HostedRun(Holding):
     def give_up(self, now: float) -> None:
         """Records what has run, and has the rest run again elsewhere. Its messages are not done."""
         self.settle_landed(now, room=0)
-        self.step(room=0)
+        while self.step(room=0):
+            pass
         self.send_all()
         claims = [(claim.call, claim.fence) for claim in self._seats]
         if claims:

@@ -109,9 +109,7 @@ class Host:
 
     # -- for the pool ----------------------------------------------------------------------------------------------
 
-    def take(
-        self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = ""
-    ) -> None:
+    def take(self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = "") -> None:
         """Takes up a message.
 
         Args:
@@ -245,18 +243,27 @@ class Host:
     def _named_plan(self, given: _Given) -> PreparedPlan | None:
         """The plan that a message names, with which its calls can begin: the first transition compares it."""
         plan = self._process.plan_at_hand(given.plan)
-        fits = plan is not None and all(plan.knows(call) and runs_here(plan, call) for call in given.calls)
+        try:
+            fits = plan is not None and all(
+                plan.knows(call) and runs_here(plan, call) for call in given.calls
+            )
+        except BaseException:  # noqa: BLE001  what a tool's module raises is told by whoever needs it
+            return None
         return plan if fits else None
 
     def _run(self, given: _Given) -> HostedRun | None:
         """What is held of a run; None when the run cannot be had. Its calls stay ready: the sweeper publishes those of
         a run that goes on."""
         process, run_id, run = self._process, given.run_id, self._runs.get(given.run_id)
-        if run is not None:
+        if run is not None and (run.is_sure or run.plan.hash == given.plan):
             return run
-        named = None if process.knows_plan_of(run_id) else self._named_plan(given)
+        named = None if run is not None or process.knows_plan_of(run_id) else self._named_plan(given)
         try:
             plan = named or process.plan_of(run_id)
+            if run is not None:
+                if run.plan is plan:
+                    return run
+                self._withdraw(run)
             return HostedRun(process, run_id, plan, slots=self._slots, is_sure=named is None)
         except (UnknownRun, RedisError) as error:
             self._end_if_refused(error)
@@ -334,10 +341,9 @@ class Host:
 
     def _served(self, run: HostedRun, error: Exception | None) -> None:
         if isinstance(error, OtherPlan):
-            log.warning("host.plan", what="a message named another plan than its run has", run=run.run_id)
-            for call, done in run.withdraw():
-                self._inbox.put(_Given(run.run_id, [call], done))
-        elif isinstance(error, RedisError):
+            self._withdraw(run)
+            return
+        if isinstance(error, RedisError):
             if _may_pass(error):
                 self._put_off(run, error)
                 return
@@ -350,6 +356,14 @@ class Host:
             self._touched[run.run_id] = run  # others first, when a slot is free
         if run.is_idle:
             self._runs.pop(run.run_id, None)
+
+    def _withdraw(self, run: HostedRun) -> None:
+        """The run is gone, or has another plan than a message named: its calls are taken up again, without that."""
+        log.warning("host.plan", what="the run has not the plan that a message names", run=run.run_id)
+        self._runs.pop(run.run_id, None)
+        self._touched.pop(run.run_id, None)
+        for call, done in run.withdraw():
+            self._inbox.put(_Given(run.run_id, [call], done))
 
     def _put_off(self, run: HostedRun, error: RedisError) -> None:
         """A server that is away is away for all runs; what else it says is about this one."""

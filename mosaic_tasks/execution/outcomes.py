@@ -6,9 +6,9 @@ import math
 import os
 import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -44,6 +44,21 @@ class Work(NamedTuple):
         return self.node.is_async
 
 
+class Published(Protocol):
+    """What a call has said, as those need it who record the call."""
+
+    def flush(self) -> None:
+        """Says what it has to, and again what the server has lost.
+
+        Raises:
+            RedisError: the server does not answer.
+            MosaicError: it cannot be said.
+        """
+
+    def abandon(self) -> None:
+        """Nothing more of it is said."""
+
+
 class Ending(NamedTuple):
     """What the transition that records a call carries for its readers.
 
@@ -51,13 +66,13 @@ class Ending(NamedTuple):
         marks: for those who read its streams.
         fields: the parts of its output that calls wait for.
         flushes: the last chunks of its streams.
-        publish: publishes these, and what they follow on, should the server have lost that.
+        publication: says all again that the call has said, should the server have lost what these follow on.
     """
 
     marks: Sequence[Mark] = ()
     fields: Sequence[Field] = ()
     flushes: Sequence[Flush] = ()
-    publish: Callable[[], object] | None = None
+    publication: Published | None = None
 
 
 class Value(NamedTuple):

@@ -62,11 +62,9 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 class Host(Protocol):
     """What runs calls on an event loop that they share."""
 
-    def take(
-        self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = ""
-    ) -> None:
-        """Takes up a message, which may name the run's plan by its content hash; `done` is called, from any thread, when
-        none of its calls needs it any more."""
+    def take(self, run_id: str, calls: Sequence[str], done: Callable[[], object], *, plan: str = "") -> None:
+        """Takes up a message, which may name the run's plan by its content hash; `done` is called, from any thread,
+        when none of its calls needs it any more."""
 
     def has_room(self) -> bool:
         """Whether half of its slots are free."""

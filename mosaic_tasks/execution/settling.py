@@ -140,10 +140,19 @@ class Settling:
         kind: DoneKind = "skipped" if skipped else "done"
         with self._holding.lock:
             self._holding.finished.done.append(
-                Done(claim.call, claim.fence, envelope, kind, self._plan.raised(call), *ending[:3])
+                Done(
+                    claim.call,
+                    claim.fence,
+                    envelope,
+                    kind,
+                    self._plan.raised(call),
+                    ending.marks,
+                    ending.fields,
+                    ending.flushes,
+                )
             )
-            if ending.flushes and ending.publish is not None:
-                self._holding.finished.publish[claim.call] = ending.publish
+            if ending.publication is not None:
+                self._holding.finished.publications[claim.call] = ending.publication
             if usage is not None:
                 self._holding.finished.usages.append(usage)
             self._holding.finished.joins.update((step.name, step) for step in steps)

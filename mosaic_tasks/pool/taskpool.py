@@ -142,7 +142,10 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
         self._stop_looking()
         self._hub.on_tick.discard(self._on_tick)
         self._intake = install_intake(
-            consumer.task_consumer.channel, self._free, ahead=lambda: self.slots.ahead
+            consumer.task_consumer.channel,
+            self._free,
+            ahead=lambda: self.slots.ahead,
+            wake=self._bridge.wake,
         )
         if self._intake is not None:
             self._hub.on_tick.add(self._on_tick)
@@ -350,7 +353,7 @@ class TaskPool(BasePool):  # type: ignore[misc, unused-ignore]
             self._bridge.wake()
 
     def _pump(self) -> None:
-        """Makes the calls, begins what waits for slots, acknowledges, and takes more messages."""
+        """Makes the calls, begins what waits for slots, notes what is due, and takes more messages."""
         self._bridge.run()
         self._begin_waiting()
         if self._intake is not None and not self._is_stopped:

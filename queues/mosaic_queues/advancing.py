@@ -9,7 +9,7 @@ from mosaic_queues.streams import ENTRIES_READ
 from mosaic_queues.transitions import Done, JoinStep, Usage
 
 
-class OtherPlan(Exception):  # noqa: N818 - a state
+class OtherPlan(Exception):
     """The run has another plan than the one that a transition was made for; nothing has happened."""
 
 

@@ -1,10 +1,10 @@
 """How a worker takes messages from a Redis broker: as many as it has room for in one trip, acknowledged together.
 
-kombu takes one message by a blocking pop, notes it as unacked in a second trip, and acknowledges it in a third. Here a
-message that came is noted in the same script that takes more of the same queues and strikes off what was acknowledged
-meanwhile. The entries of unacked messages are kombu's own: its restoring after the visibility timeout, and other
-workers, know no difference. Messages that the script takes are noted in the same step, so none is lost in a worker
-that dies between the two, as one that a blocking pop took may be.
+kombu takes one message by a blocking pop, notes it as unacked in a second trip, and acknowledges it in a third. Here
+one script notes what came, takes more of the same queues and strikes off what was acknowledged meanwhile. The entries
+of unacked messages are kombu's own: its restoring after the visibility timeout, and other workers, know no difference.
+Messages that the script takes are noted in the same step, so none is lost in a worker that dies between the two, as one
+that a blocking pop took may be.
 
 What becomes of calls the ledger knows: it says which are done should their message come once more, and has those
 published again whose message is lost. So a popped message of calls is handed on at once, and that it came, or is
@@ -45,7 +45,11 @@ _CLAIMED = CALL_TASK, CLOSE_TASK, CONSUME_TASK
 
 
 def install_intake(
-    channel: Any, free: Callable[[], int], *, ahead: Callable[[], int] = lambda: 0
+    channel: Any,
+    free: Callable[[], int],
+    *,
+    ahead: Callable[[], int] = lambda: 0,
+    wake: Callable[[], object] = lambda: None,
 ) -> Intake | None:
     """Has a consumer's channel take messages so; it must not have consumed yet.
 
@@ -53,6 +57,7 @@ def install_intake(
         channel: of kombu. Those of brokers other than Redis stay as they are.
         free: how many messages the worker has room for now.
         ahead: how many of them are beyond the prefetch count.
+        wake: has `turn` called soon.
 
     Returns:
         None when the channel stays as it is.
@@ -61,7 +66,7 @@ def install_intake(
         return None
     before = channel.qos
     before._on_collect.cancel()
-    intake = Intake(channel, prefetch_count=before.prefetch_count, free=free, ahead=ahead)
+    intake = Intake(channel, prefetch_count=before.prefetch_count, free=free, ahead=ahead, wake=wake)
     channel._qos = intake
     keep_client(channel)
     return intake
@@ -74,13 +79,20 @@ class Intake(kombu_redis.QoS):
         prefetch_count: unacknowledged messages at most; 0: any number.
         free: room in the worker for more messages.
         ahead: so many messages the worker takes beyond the prefetch count, since it will need them soon.
+        wake: has `turn` called soon.
 
     Attributes:
         awaits_room: when it was last asked, there was no room.
     """
 
     def __init__(
-        self, channel: Any, *, prefetch_count: int, free: Callable[[], int], ahead: Callable[[], int]
+        self,
+        channel: Any,
+        *,
+        prefetch_count: int,
+        free: Callable[[], int],
+        ahead: Callable[[], int],
+        wake: Callable[[], object],
     ) -> None:
         super().__init__(channel, prefetch_count)
         # kombu's own client would put a prefix before one of the keys, whose names are complete here.
@@ -88,21 +100,25 @@ class Intake(kombu_redis.QoS):
         # One that is kept is taken faster, and must not be the only one: kombu's own calls need it between trips.
         keeps = self._pool.max_connections > 1
         self._client: Redis | None = Redis(connection_pool=self._pool, single_connection_client=keeps)
-        self._free, self._ahead = free, ahead
+        self._free, self._ahead, self._wake = free, ahead, wake
         self._popped = LastPop.of(channel)
         self._keys = _Keys(channel)
         self._acked: list[str] = []
         self._due = 0.0
         self._unnoted: dict[str, str] = {}
+        self._perhaps_noted: set[str] = set()
         self.awaits_room = True
         self._arrived: deque[tuple[str, dict[str, Any], int]] = deque()
         self._noted: set[str] = set()
         self._is_more = False
 
     def can_consume(self) -> bool:
-        """Whether there is room for one more message."""
-        if len(self._unnoted) >= POPS:
-            self.turn()
+        """Whether there is room for one more message. Before the next pop it takes all that a queue has, where it seems
+        to have more."""
+        if len(self._unnoted) >= POPS and (room := self._room()) > 0:
+            self._trip(room)
+        if self._arrived:  # to be delivered, and not amid what kombu asks here
+            self._wake()
         self.awaits_room = True  # before looking, so that none is made unnoticed
         self.awaits_room = self._room() <= 0
         return not self.awaits_room
@@ -131,7 +147,7 @@ class Intake(kombu_redis.QoS):
         if self.channel.closed:
             super().ack(delivery_tag)
             return
-        if self._unnoted.pop(delivery_tag, None) is not None:
+        if self._unnoted.pop(delivery_tag, None) is not None and delivery_tag not in self._perhaps_noted:
             self._delivered.pop(delivery_tag, None)
             return
         self._waits()
@@ -149,9 +165,8 @@ class Intake(kombu_redis.QoS):
 
     def turn(self) -> None:
         """Notes what is due, takes more where the queues seem to have more, and delivers it."""
-        is_more = self._is_more or len(self._unnoted) >= POPS
         # While a blocking pop is on its way it takes the next message.
-        room = self._room() if is_more and not self.channel._in_poll else 0
+        room = self._room() if self._is_more and not self.channel._in_poll else 0
         if room > 0 or (self._has_notes and time.monotonic() >= self._due):
             self._trip(room)
         self._deliver()
@@ -209,15 +224,20 @@ class Intake(kombu_redis.QoS):
         return f"[{text}, {json.dumps(info['exchange'])}, {json.dumps(info['routing_key'])}]"
 
     def _trip(self, room: int) -> None:
-        acked, unnoted = tuple(self._acked), dict(self._unnoted)
+        # What is acknowledged meanwhile goes with the next trip, as one does whose note may not have arrived.
+        acked, (unnoted, self._unnoted) = tuple(self._acked), (self._unnoted, {})
         entries = (part for entry in unnoted.items() for part in entry)
         queues = self.channel._queue_cycle.consume(len(self.channel.active_queues))
         room = max(room, 0) if queues else 0
         keys = self._keys.of(queues if room else ())
-        answer = self._run(keys, (time.time(), room, len(queues) or 1, len(acked), *acked, *entries))
+        try:
+            answer = self._run(keys, (time.time(), room, len(queues) or 1, len(acked), *acked, *entries))
+        except BaseException:
+            self._unnoted |= {tag: entry for tag, entry in unnoted.items() if tag not in self._acked}
+            self._perhaps_noted |= unnoted.keys()
+            raise
+        self._perhaps_noted -= unnoted.keys()
         del self._acked[: len(acked)]
-        for tag in unnoted:
-            self._unnoted.pop(tag, None)
         for tag in acked:
             self._delivered.pop(tag, None)
         taken = sum(self._arrive(queues[(at - 1) % len(queues)], raw) for at, raw in _pairs(answer))

@@ -11,6 +11,7 @@ import pytest
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from mosaic_queues import intake
 from mosaic_queues.intake import Intake, install_intake, weight_of
@@ -25,16 +26,19 @@ class Taker:
     """A consumer of the queues `a` and `b` that keeps what it gets."""
 
     def __init__(self, connection: Any, *, room: int, ahead: int = 0) -> None:
-        self.room = room
+        self.room, self.woken = room, 0
         self.got: list[Message] = []
         self.channel = connection.channel()
-        installed = install_intake(self.channel, self._free, ahead=lambda: ahead)
+        installed = install_intake(self.channel, self._free, ahead=lambda: ahead, wake=self._wake)
         assert installed is not None
         self.intake: Intake = installed
         queues = [Queue(name, exchange="", routing_key=name) for name in "ab"]
         self.consumer = Consumer(self.channel, queues, on_message=self.got.append, auto_declare=False)
         self.consumer.consume()
         self._connection = connection
+
+    def _wake(self) -> None:
+        self.woken += 1
 
     def _free(self) -> int:
         return self.room - sum(weight_of(message.headers) for message in self.got)
@@ -153,7 +157,10 @@ def test_calls_are_noted_and_others_taken_once_a_second_one_was_popped(
     assert (len(taker.got), left(redis_client)["unacked"]) == (2, 0)
     redis_client.config_resetstat()
     assert taker.intake.can_consume()
-    assert (len(taker.got), left(redis_client)) == (4, {"a": 0, "b": 0, "unacked": 4})
+    assert (len(taker.got), taker.woken) == (2, 1)
+    assert left(redis_client) == {"a": 0, "b": 0, "unacked": 4}
+    taker.intake.turn()
+    assert len(taker.got) == 4
     assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
@@ -201,6 +208,46 @@ def test_a_call_is_noted_later_where_the_server_refuses(
             taker.intake.note()
     taker.intake.note()
     assert left(redis_client)["unacked"] == 1
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["never arrived", "answer lost"])
+def test_a_call_that_is_done_after_a_trip_that_failed_leaves_no_note(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    call, run = pop_a_call(connection, taker), taker.intake._run
+
+    def fails(*given: Any) -> Any:
+        if arrives:
+            run(*given)
+        raise RedisConnectionError("away")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(taker.intake, "_run", fails)
+        with pytest.raises(RedisConnectionError):
+            taker.intake.note()
+    call.ack()
+    taker.intake.note()
+    assert left(redis_client)["unacked"] == 0
+    assert not taker.intake.is_owing
+
+
+def test_a_call_that_is_done_while_it_is_noted_leaves_no_note(
+    connection: Any, taker: Taker, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the handler of a signal."""
+    call, run = pop_a_call(connection, taker), taker.intake._run
+
+    def interrupted(*given: Any) -> Any:
+        answer = run(*given)
+        call.ack()
+        return answer
+
+    with monkeypatch.context() as changed:
+        changed.setattr(taker.intake, "_run", interrupted)
+        taker.intake.note()
+    taker.intake.note()
+    assert left(redis_client)["unacked"] == 0
+    assert not taker.intake.is_owing
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from redis import Redis
 
+from mosaic_queues.content import content_of
 from mosaic_queues.errors import ClaimLost, PayloadError, RunFailed
 from mosaic_queues.settings import settings
 from mosaic_queues.streams import Commit
@@ -20,9 +22,14 @@ from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks import submit
 from mosaic_tasks.app import app
 from mosaic_tasks.definition.compiling import compile_workflow
+from mosaic_tasks.execution.calls import Execution
+from mosaic_tasks.execution.holding import Holding
+from mosaic_tasks.execution.outcomes import Failure, Value, Work
 from mosaic_tasks.execution.prepared import CallId, PreparedPlan
 from mosaic_tasks.execution.process import process_for
+from mosaic_tasks.execution.settling import Settling
 from mosaic_tasks.execution.streams import publishing
+from mosaic_tasks.execution.streams.flushing import flush_together
 from mosaic_tasks.execution.streams.outlets import FLUSH_ITEMS
 from mosaic_tasks.execution.streams.publishing import FLUSHES_AHEAD, Publication
 from mosaic_tasks.execution.streams.sources import Source
@@ -142,6 +149,69 @@ def test_the_last_chunks_go_with_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(producer.ledger, "publish", lambda _deliveries: 1 / 0)
     assert producer.end(claim, publication, [1, 2, 3]) == []
     assert producer.kinds() == ["item", "item", "end"]
+
+
+@keeps_publisher
+@pytest.mark.usefixtures("no_publisher")
+def test_the_publisher_has_nothing_to_say_for_a_call_that_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer = Producer()
+    holding = Holding(producer.process, producer.run.id, producer.plan, ["0"])
+    holding.advance()
+    claim = holding.next_claim()
+    assert claim is not None
+    publication = producer.publication(claim)
+    publication.items([1])
+    publication.flush()
+    monkeypatch.setattr(producer.ledger, "publish", lambda _deliveries: 1 / 0)
+    publication.items([2, 3])
+    ending = holding.execution.endings.of_value(CallId("0"), [1, 2, 3], publication)
+    envelope = producer.process.payloads.pack(producer.run.id, [1, 2, 3])
+    Settling(holding).settle(claim, Value(envelope, "", ending), 0.1)
+    holding.advance()
+    assert producer.kinds() == ["item", "item", "end"]
+    flush_together([flushing := publication.flushing(all_=True)])  # its beat
+    assert flushing.error is None
+
+
+@keeps_publisher
+@pytest.mark.usefixtures("no_publisher")
+def test_a_call_whose_value_cannot_be_stored_says_no_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for it is not mixed with it."""
+    producer, claim, publication = partly_published()
+    execution = Execution(producer.process, producer.run.id, producer.plan)
+    execution._publications[claim] = publication
+    call = CallId("0")
+    work = SimpleNamespace(claim=claim, call=call, node=producer.plan.node(0))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(execution, "_value", refused)
+        outcome = execution._outcome(cast("Work", work), [1, 2, 3], publication=publication)
+    assert isinstance(outcome, Failure)
+    execution.abandon(claim)
+    ending = execution.endings.replaced(claim, [7, 8, 9], holder="me")
+    flush_together([publication.flushing(all_=True)])  # its beat
+    envelope = producer.process.payloads.pack(producer.run.id, [7, 8, 9])
+    done = Done(
+        "0",
+        claim.fence,
+        envelope,
+        "done",
+        producer.plan.raised(call),
+        ending.marks,
+        ending.fields,
+        ending.flushes,
+    )
+    steps = producer.plan.steps(call)
+    answer = producer.ledger.advance(producer.run.id, holder="me", done=[done], joins=steps)
+    assert (answer.stale, answer.gaps) == ([], [])
+    chunks = producer.ledger.chunks(producer.run.id, "0")
+    unpack = producer.process.payloads.unpack_many
+    assert content_of(chunks, lambda found: unpack(producer.run.id, found), "item") == [7, 8, 9]
+
+
+def refused(*_given: Any) -> Any:
+    raise PayloadError("the store refuses it")
 
 
 @keeps_publisher

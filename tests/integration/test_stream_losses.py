@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from mosaic_queues.content import content_of
-from mosaic_queues.errors import IllegalTransition
+from mosaic_queues.errors import IllegalTransition, PayloadError
 from mosaic_queues.ledger import Ledger
 from mosaic_queues.transitions import Claim, Done
 from mosaic_tasks.definition.plan import Batch
@@ -59,10 +59,12 @@ def claimed(producer: Producer, call: str) -> Claim:
 
 
 @keeps_publisher
+@pytest.mark.parametrize("is_stored", [True, False])
 def test_a_call_whose_end_does_not_follow_is_recorded_once_all_of_it_was_said_again(
-    redis_client: Redis,
+    redis_client: Redis, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
-    """It has run, so it need not run again."""
+    """It has run, so it need not run again, unless it cannot be said any more."""
+    monkeypatch.setattr("mosaic_tasks.execution.streams.publisher.Publisher.due", lambda *_, **__: None)
     producer = Producer()
     holding = Holding(producer.process, producer.run.id, producer.plan, ["0"])
     holding.advance()
@@ -82,12 +84,23 @@ def test_a_call_whose_end_does_not_follow_is_recorded_once_all_of_it_was_said_ag
     assert ending.flushes
     envelope = producer.process.payloads.pack(producer.run.id, list(range(5)))
     Settling(holding).settle(claim, Value(envelope, "", ending), 0.1)
-    while holding.finished:
-        holding.advance()
+    if not is_stored:
+        monkeypatch.setattr(publication, "_unpack", unreadable)
+    holding.advance()
+    assert producer.process.value(producer.run.id, 0, "0") is None
+    holding.advance()
+    assert not holding.finished
+    if not is_stored:
+        assert claimed(producer, "0").fence == claim.fence + 1
+        return
     assert said(producer) == list(range(5))
     assert producer.kinds()[-1] == "end"
     assert {chunk.attempt for chunk in producer.ledger.chunks(producer.run.id, "0")} == {claim.fence}
     assert "0" not in {live.call for live in producer.ledger.live_calls(producer.run.id)}
+
+
+def unreadable(*_given: Any) -> Any:
+    raise PayloadError("the store is away")
 
 
 @keeps_publisher
@@ -181,7 +194,16 @@ def test_a_part_that_was_announced_is_announced_again_at_the_end(redis_client: R
     ending = Endings(producer.process, producer.run.id, producer.plan).of_value(
         CallId("0"), {"revenue": 12}, publication
     )
-    done = Done("0", claim.fence, b"\x00\xc0", "done", producer.plan.raised(CallId("0")), *ending[:3])
+    done = Done(
+        "0",
+        claim.fence,
+        b"\x00\xc0",
+        "done",
+        producer.plan.raised(CallId("0")),
+        ending.marks,
+        ending.fields,
+        ending.flushes,
+    )
     steps = producer.plan.steps(CallId("0"))
     producer.ledger.advance(producer.run.id, holder="me", done=[done], joins=steps)
     assert claimed(producer, "1")
@@ -426,7 +448,16 @@ class FanOut(Producer):
         envelope = self.process.payloads.pack(self.run.id, call.item)
         endings = Endings(self.process, self.run.id, self.plan)
         ending = endings.of_value(call, call.item)
-        done = Done(claim.call, claim.fence, envelope, "done", self.plan.raised(call), *ending[:3])
+        done = Done(
+            claim.call,
+            claim.fence,
+            envelope,
+            "done",
+            self.plan.raised(call),
+            ending.marks,
+            ending.fields,
+            ending.flushes,
+        )
         self.ledger.advance(self.run.id, holder="me", done=[done], joins=self.plan.steps(call))
 
 

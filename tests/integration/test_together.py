@@ -21,6 +21,7 @@ from mosaic_queues.transitions import Done
 from mosaic_tasks import Run, Workflow, submit
 from mosaic_tasks.app import app
 from mosaic_tasks.execution.hosting import Host
+from mosaic_tasks.execution.prepared import PreparedPlan
 from mosaic_tasks.execution.process import Process, process_for
 from mosaic_tasks.pool.slots import Slots
 
@@ -216,9 +217,7 @@ def no_plans(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     for name in ("run", "plan_hashes"):
         ask = getattr(process.ledger, name)
-        monkeypatch.setattr(
-            process.ledger, name, lambda what, ask=ask: asked.append(what) or ask(what)
-        )
+        monkeypatch.setattr(process.ledger, name, lambda what, ask=ask: asked.append(what) or ask(what))
     return asked
 
 
@@ -246,9 +245,76 @@ def test_a_message_that_names_another_plan_changes_nothing(
         host.take(asked.id, ["0"], lambda run_id=asked.id: done.append(run_id), plan=plan)  # type: ignore[misc]
     held.set()
     await_done(done, [run, beside, run])
-    assert no_plans == [[run.id]]
+    assert no_plans == [run.id]
     assert results([run, beside]) == [1, 1]
     assert process.ledger.live_calls(run.id) == []
+    assert host._slots.used == 0
+
+
+def test_a_message_alone_that_names_another_plan_is_taken_up_again(
+    host: Host, process: Process, no_plans: list[Any]
+) -> None:
+    run, other, done = submit(Workflow.from_data(ECHO)), submit(Workflow.from_data(OTHER)), list[str]()
+    wrong = process.plan_of(other.id).hash
+    process._plan_hashes.clear()
+    host.take(run.id, ["0"], lambda: done.append(run.id), plan=wrong)
+    await_done(done, [run])
+    assert no_plans == [[run.id]]
+    assert results([run]) == [1]
+    assert host._slots.used == 0
+
+
+def test_late_calls_of_a_run_that_is_gone_are_over(
+    host: Host, process: Process, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is handed back in the moment in which a slot becomes free for the other."""
+    run, done = submit(Workflow.from_data(ECHO)), list[str]()
+    plan = process.plan_of(run.id).hash
+    process._plan_hashes.clear()
+    redis_client.delete(*process.ledger.keys.run(run.id))
+    hand_back = host._hand_back
+
+    def late(_now: float) -> None:
+        held = host._runs.get(run.id)
+        if held is not None and len(held.given) == 2:
+            held._waiting["0"] = held._waiting["0"]._replace(since=0.0)
+            hand_back(time.monotonic())
+            host._slots.give(8)
+
+    monkeypatch.setattr(host, "_hand_back", late)
+    host._slots.take(8)
+    for call in ("0", "0.1"):
+        host.take(run.id, [call], lambda: done.append(run.id), plan=plan)
+    await_done(done, [run, run])
+    assert (host._runs, host._slots.used) == ({}, 0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), RuntimeError("odd")])
+def test_a_named_plan_whose_tool_cannot_be_imported_fails_its_run_alone(
+    host: Host,
+    held: threading.Event,
+    process: Process,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    run, broken, done = submit(Workflow.from_data(ECHO)), submit(Workflow.from_data(OTHER)), list[str]()
+    plans = {each.id: process.plan_of(each.id) for each in (run, broken)}
+    process._plan_hashes.clear()
+    node = PreparedPlan.node
+
+    def imported(plan: PreparedPlan, number: int) -> Any:
+        if plan is plans[broken.id]:
+            raise error
+        return node(plan, number)
+
+    monkeypatch.setattr(PreparedPlan, "node", imported)
+    for each in (run, broken):
+        host.take(each.id, ["0"], lambda run_id=each.id: done.append(run_id), plan=plans[each.id].hash)  # type: ignore[misc]
+    held.set()
+    await_done(done, [run, broken])
+    assert results([run]) == [1]
+    assert process.ledger.run(broken.id).status == "failed"
+    assert host._clerk.is_alive()
     assert host._slots.used == 0
 
 

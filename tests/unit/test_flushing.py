@@ -191,12 +191,13 @@ def test_nobody_waits_for_longer_than_the_longest_rest(table: Timetable) -> None
 
 def test_what_is_due_at_once_waits_for_no_rest_and_makes_none_longer(table: Timetable) -> None:
     waiting, first = Publication(), Publication()
+    work_s = 0.8 * REST_S / RESTS
     table.take(BEGAN)
-    table.worked(BEAT_S, now=BEGAN)
+    table.worked(work_s, now=BEGAN)
     rested = table.enter(waiting, BEGAN + 1 * BEAT_S)
-    for beats in (1, 2, 3):
+    for times in (1, 2, 3):
         assert table.enter(first, 0.0) <= 0.0
-        assert table.take(BEGAN + beats * BEAT_S) == [first]
-        table.worked(BEAT_S, now=BEGAN + (beats + 0.5) * BEAT_S)
-    assert table.next_at == rested == BEGAN + RESTS * BEAT_S
+        assert table.take(BEGAN + times * work_s) == [first]
+        table.worked(work_s, now=BEGAN + (times + 0.5) * work_s)
+    assert table.next_at == rested == BEGAN + RESTS * work_s
     assert table.take(rested) == [waiting]

@@ -94,9 +94,9 @@ class Publication:
         return outlet
 
     def abandon(self) -> None:
-        """The call failed: nothing more of it is published."""
+        """The call failed, or is recorded: nothing more of it is published."""
         with self._flushing, self._room:
-            self._error = self._error or ClaimLost(f"call {self._claim.call!r} has failed")
+            self._error = self._error or ClaimLost(f"call {self._claim.call!r} is over")
             self._batches.clear()
             self._fields = []
             self._outlets = {}

@@ -18,7 +18,8 @@
 --      plan    content hash of the plan that the run has to have, or an empty text
 -- Returns {nothing} where the run has another plan, otherwise a list: first {stale = {ids}, claimed = {{id, fence, failures, losses}},
 -- ready = {{queue, {ids}}}, closed = bool, dropped = {{id, fence, holder}}: shadows of the finished calls, waited = {{id, ms}}: how
--- long calls of `claim` were ready, gaps = {ids}: calls whose flushes do not follow} as msgpack, then an envelope or nil for each id of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
+-- long calls of `claim` were ready, gaps = {ids}: calls whose flushes do not follow} as msgpack, then an envelope or nil for each id
+-- of `read`, then {cursors as msgpack, state, entries of the first stream, ...} or nil for each of `open`.
 if arg.plan ~= '' and redis.call('HGET', RUN, 'plan') ~= arg.plan then return {cmsgpack.pack({})} end
 local events, stale, counts, woken = {}, {}, {}, {}
 local ids, marks = {}, {}

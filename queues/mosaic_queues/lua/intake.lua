@@ -3,8 +3,8 @@
 --   a priority in the order of the consumer's turns.
 -- ARGV: now (Unix seconds), room (how much may be taken), queues (lists of one priority), acknowledged (count), their
 --   tags, then tag and entry of each message that came and is to be noted.
--- A message weighs what its header `mosaic_slots` says, a whole number of at least 1, otherwise 1. What is taken is noted as unacked in the same step, as
--- kombu notes it: a message is never in neither place.
+-- A message weighs what its header `mosaic_slots` says, a whole number of at least 1, otherwise 1. What is taken is noted as
+-- unacked in the same step, as kombu notes it: a message is never in neither place.
 -- Returns {index of the list, message, ...} of what was taken.
 local unacked, index = KEYS[1], KEYS[2]
 local now, room, width, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
