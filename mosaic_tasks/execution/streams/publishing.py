@@ -37,6 +37,9 @@ LETTERS_MOST = 8
 """A flush carries the letters of so many readers; more are sent their messages afterwards."""
 
 
+_Batch = tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]
+
+
 class Publication:
     """The chunks of one running call. Made and fed by the call's thread; flushed by the publisher's.
 
@@ -68,7 +71,8 @@ class Publication:
         self._flushing = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._looked_at = 0
-        self._batches: deque[tuple[Sequence[Flush], Sequence[Field], Sequence[JoinStep]]] = deque()
+        self._batches: deque[_Batch] = deque()
+        self._last: Sequence[Flush] | None = None
         self._error: Exception | None = None
         self._announced = self._announced_earlier()
         self._told: dict[Path, Any] = {}
@@ -98,6 +102,7 @@ class Publication:
         with self._flushing, self._room:
             self._error = self._error or ClaimLost(f"call {self._claim.call!r} is over")
             self._batches.clear()
+            self._last = None
             self._fields = []
             self._outlets = {}
             self._room.notify_all()
@@ -215,6 +220,10 @@ class Publication:
             ClaimLost: the claim is not this one any more.
             PayloadError: something cannot be stored.
         """
+        with self._flushing:
+            if self._last is not None:  # it does not follow on what the server has
+                self._batches.appendleft((self._last, [], []))
+                self._last = None
         flushing = self.flushing(all_=all_)
         flush_together([flushing])
         if flushing.error is not None:
@@ -335,7 +344,7 @@ class Publication:
         with self._lock:
             for outlet in self._outlets.values():
                 outlet.end()
-        flushes = self._last()
+        flushes = self._kept()
         if flushes is None:
             self.flush()
         marks = [
@@ -343,20 +352,20 @@ class Publication:
         ]
         return marks, flushes or ()
 
-    def _last(self) -> Sequence[Flush] | None:
-        """All that waits, which stays a batch until the call is recorded; None where there is one already, or a field
-        to be announced."""
+    def _kept(self) -> Sequence[Flush] | None:
+        """All that waits, kept for the transition that records the call; None where that follows on what could not be
+        published yet, or a field is to be announced."""
         with self._flushing:
             self._check()
-            if self._batches or self._fields:
-                return None
+            if self._last is not None or self._batches or self._fields:
+                return self._last
             try:
                 self._take(all_=True)
             except PayloadError as error:
                 self._error = error
                 raise
-            [(flushes, _, _)] = self._batches
-            return flushes
+            self._last, _, _ = self._batches.pop()
+            return self._last
 
     # -- readers that are slower -----------------------------------------------------------------------------------
 
