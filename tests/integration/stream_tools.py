@@ -281,6 +281,23 @@ def shifted(n: int) -> Iterator[int]:
         yield number if is_first or not number else number + 1
 
 
+def slow_numbers(n: int) -> Iterator[int]:
+    """0..n-1, in two parts: the first is published before the call ends."""
+    yield from _in_two(numbers(n), n)
+
+
+def slow_shifted(n: int) -> Iterator[int]:
+    """The same of what `shifted` gives."""
+    yield from _in_two(shifted(n), n)
+
+
+def _in_two(values: Iterator[int], n: int) -> Iterator[int]:
+    for place, value in enumerate(values):
+        if place == n // 2:
+            time.sleep(0.2)
+        yield value
+
+
 def paced(n: int, pause_s: float) -> Iterator[int]:
     """0..n-1, not all at once."""
     for number in range(n):
