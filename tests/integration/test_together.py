@@ -251,13 +251,14 @@ def test_a_message_that_names_another_plan_changes_nothing(
     assert host._slots.used == 0
 
 
-def test_a_message_alone_that_names_another_plan_is_taken_up_again(
-    host: Host, process: Process, no_plans: list[Any]
+@pytest.mark.parametrize("calls", [["0"], ["0", "7"]], ids=["its calls", "a call that no plan knows"])
+def test_a_message_alone_that_names_another_plan_is_taken_up_with_the_runs_own(
+    host: Host, process: Process, no_plans: list[Any], calls: list[str]
 ) -> None:
     run, other, done = submit(Workflow.from_data(ECHO)), submit(Workflow.from_data(OTHER)), list[str]()
     wrong = process.plan_of(other.id).hash
     process._plan_hashes.clear()
-    host.take(run.id, ["0"], lambda: done.append(run.id), plan=wrong)
+    host.take(run.id, calls, lambda: done.append(run.id), plan=wrong)
     await_done(done, [run])
     assert no_plans == [[run.id]]
     assert results([run]) == [1]
@@ -316,18 +317,6 @@ def test_a_named_plan_whose_tool_cannot_be_imported_fails_its_run_alone(
     assert process.ledger.run(broken.id).status == "failed"
     assert host._clerk.is_alive()
     assert host._slots.used == 0
-
-
-def test_a_named_plan_that_does_not_know_the_call_is_asked_for(
-    host: Host, process: Process, no_plans: list[Any]
-) -> None:
-    run, other, done = submit(Workflow.from_data(ECHO)), submit(Workflow.from_data(OTHER)), list[str]()
-    wrong = process.plan_of(other.id).hash
-    process._plan_hashes.clear()
-    host.take(run.id, ["0", "7"], lambda: done.append(run.id), plan=wrong)
-    await_done(done, [run])
-    assert no_plans == [[run.id]]
-    assert results([run]) == [1]
 
 
 def test_a_run_that_is_gone_keeps_none_that_came_with_it(
